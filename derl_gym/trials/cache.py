@@ -1,0 +1,61 @@
+"""Finished trials across run directories: an optional file that many searches may share at once.
+
+What makes two trials the same is in their identity, which the environment computes. Failures are never kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sqlite3
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from derl_gym.trials.database import explained, open_database, transaction
+
+SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE results (identity TEXT PRIMARY KEY, result TEXT NOT NULL)"""
+
+
+class SharedCache:
+    """Results by trial identity, in one SQLite file.
+
+    Args:
+        path: The file; made with its folder if need be. Every call opens it anew, so the object survives forks
+            and may be used from any process or thread.
+
+    Raises:
+        LedgerError: the file cannot be made, or is something else. The methods raise it as well.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        with explained(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._open():
+            pass
+
+    def get(self, identity: str) -> dict[str, Any] | None:
+        """The result kept under an identity, or ``None``."""
+        with self._open() as db:
+            row = db.execute("SELECT result FROM results WHERE identity = ?", (identity,)).fetchone()
+        return None if row is None else json.loads(row["result"])
+
+    def put(self, identity: str, result: Mapping[str, Any]) -> None:
+        """Keep a result. The first one under an identity stays.
+
+        Raises:
+            ValueError: the result's ``status`` is neither ``"scored"`` nor ``"invalid"``.
+        """
+        if result.get("status") not in ("scored", "invalid"):
+            raise ValueError(f"only scored and invalid trials are kept, not {result.get('status')!r}")
+        with self._open() as db, transaction(db):
+            db.execute("INSERT OR IGNORE INTO results VALUES (?, ?)", (identity, json.dumps(dict(result))))
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        with explained(self.path), contextlib.closing(open_database(self.path, "cache", 1, SCHEMA)) as db:
+            yield db
