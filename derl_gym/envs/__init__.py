@@ -1,0 +1,27 @@
+"""The environments and their wrappers, loaded on first use so that ``import derl_gym`` stays light."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from derl_gym.envs.design_env import RewardDesignEnv
+    from derl_gym.envs.vector_env import RewardDesignVectorEnv
+    from derl_gym.envs.wrappers import TextAction, TokenByToken, UnitCube
+
+_HOMES = {
+    "RewardDesignEnv": "derl_gym.envs.design_env",
+    "RewardDesignVectorEnv": "derl_gym.envs.vector_env",
+    "TextAction": "derl_gym.envs.wrappers",
+    "TokenByToken": "derl_gym.envs.wrappers",
+    "UnitCube": "derl_gym.envs.wrappers",
+}
+
+__all__ = ["RewardDesignEnv", "RewardDesignVectorEnv", "TextAction", "TokenByToken", "UnitCube"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'derl_gym.envs' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,34 @@
+"""The registered ids. Nothing heavy is imported here: entry points are named, not loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+ENVIRONMENTS: dict[str, dict[str, Any]] = {
+    "DERL-Arithmetic-v0": {"task": "derl_gym.tasks.arithmetic:Arithmetic", "outer_steps": 10},
+}
+"""Id -> the settings that it fixes."""
+
+
+def register(environment_id: str, task: str, **settings: Any) -> None:
+    """Register an id for a task of your own.
+
+    Args:
+        environment_id: For example ``"DERL-MyTask-v0"``.
+        task: Where its class is, ``"my_package.my_task:MyTask"``; see :class:`derl_gym.tasks.Task`.
+        **settings: Defaults of the id, as in :class:`RewardDesignEnv`.
+    """
+    gym.register(
+        id=environment_id,
+        entry_point="derl_gym.envs.design_env:RewardDesignEnv",
+        vector_entry_point="derl_gym.envs.vector_env:RewardDesignVectorEnv",
+        kwargs={"task": task, **settings},
+    )
+
+
+def register_all() -> None:
+    """Register every id of :data:`ENVIRONMENTS`; called when ``derl_gym`` is imported."""
+    for environment_id, settings in ENVIRONMENTS.items():
+        register(environment_id, **settings)

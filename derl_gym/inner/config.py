@@ -1,0 +1,104 @@
+"""Settings of one inner run. Light on purpose: no torch here, the environment's process reads it.
+
+Every field reaches the run; what is not named here goes through ``trl`` straight to ``trl.GRPOConfig``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerConfig:
+    """One inner run: GRPO of the inner policy under one reward program (paper sections 3.3 and 4.2).
+
+    The defaults are those of a small model on one CPU core; each task brings its own.
+    """
+
+    policy: str = ""
+    """Model that the run starts from: hub name or folder. Empty: the task's base policy."""
+    steps: int = 32
+    """Optimiser steps. Ignored when ``epochs`` is given."""
+    epochs: float | None = None
+    """Passes over the training split, instead of ``steps``."""
+    batch_size: int = 64
+    """Completions per optimiser step: prompts x ``num_generations``."""
+    num_generations: int = 8
+    """Rollouts per prompt, the GRPO group (the paper uses 8)."""
+    micro_batch_size: int | None = None
+    """Completions per forward pass; ``None``: the whole batch at once."""
+    max_completion_length: int = 16
+    """New tokens per completion, in training and in evaluation."""
+    learning_rate: float = 1e-3
+    lr_scheduler: str = "constant"
+    optimizer: str = "adamw_torch"
+    """Any ``transformers`` optimiser name, ``"sgd"`` for example."""
+    adam_epsilon: float = 1e-8
+    max_grad_norm: float = 1.0
+    temperature: float = 1.0
+    """Sampling temperature of the rollouts."""
+    beta: float = 0.0
+    """Weight of the KL penalty to the run's starting policy."""
+    loss_type: str = "grpo"
+    """TRL's name of the loss; ``"grpo"`` is the paper's."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """How advantages are standardised. The equivalence cache needs ``"group"``."""
+    backend: Literal["auto", "transformers", "vllm"] = "auto"
+    """Generation engine: vLLM colocated where it is installed, else ``transformers``."""
+    eval_temperature: float = 1.0
+    """Sampling temperature of the evaluation; 0 is greedy."""
+    eval_batch_size: int = 512
+    """Prompts per generation call of the evaluation (transformers backend)."""
+    eval_examples: int | None = None
+    """Evaluate only the first so many examples of the split; ``None``: all."""
+    max_seconds: float | None = None
+    """Training stops here and the policy is evaluated as it is (a cap, not a failure)."""
+    max_tokens: int | None = None
+    """The same for prompt and completion tokens seen in training."""
+    max_flops: float | None = None
+    """The same for estimated training FLOPs (paper appendix H caps them)."""
+    timeout: float | None = 3600.0
+    """Wall-clock seconds after which the whole process group is killed: a failed run, retried."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    gradient_checkpointing: bool = False
+    trl: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Further arguments of ``trl.GRPOConfig``, by their own names."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "num_generations", "max_completion_length", "eval_batch_size"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"inner.{name} must be a whole number of at least 1, not {value!r}")
+        if self.num_generations < 2:
+            raise ValueError("inner.num_generations must be at least 2: GRPO compares rollouts of one prompt")
+        if self.batch_size % self.num_generations:
+            raise ValueError(
+                f"inner.batch_size ({self.batch_size}) must be a multiple of inner.num_generations "
+                f"({self.num_generations}): a batch holds whole groups"
+            )
+        if self.micro_batch_size is not None and (self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size):
+            raise ValueError(f"inner.micro_batch_size must divide batch_size, not {self.micro_batch_size!r}")
+        for name in ("epochs", "max_seconds", "max_tokens", "max_flops", "timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"inner.{name} must be positive or None, not {value!r}")
+        for name, choices in (
+            ("backend", ("auto", "transformers", "vllm")),
+            ("scale_rewards", ("group", "batch", "none")),
+            ("dtype", ("float32", "bfloat16", "float16")),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"inner.{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+
+    def override(self, **changes: Any) -> InnerConfig:
+        """A copy with some fields changed.
+
+        Raises:
+            ValueError: for a name that is no field, or a value that is out of range.
+        """
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = sorted(set(changes) - known)
+        if unknown:
+            raise ValueError(f"unknown inner setting {', '.join(unknown)}; expected some of {', '.join(sorted(known))}")
+        return dataclasses.replace(self, **changes)

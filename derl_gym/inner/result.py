@@ -1,0 +1,54 @@
+"""How one inner run ended. Light on purpose, like ``config.py``."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+Status = Literal["scored", "invalid", "failed"]
+
+
+@dataclasses.dataclass(frozen=True)
+class InnerResult:
+    """The outcome of one inner run, JSON-able through :meth:`to_dict`.
+
+    Attributes:
+        status: ``"scored"``: trained and evaluated. ``"invalid"``: the program failed on a real rollout,
+            score 0. ``"failed"``: our fault (killed, out of memory, timed out); never a score.
+        score: Share of evaluated examples solved, in [0, 1]; 0.0 when invalid, ``None`` when failed or
+            not evaluated.
+        reason: Why a run is invalid or failed, or which cap ended its training; else empty.
+        curve: One row per optimiser step: mean reward and mean of every primitive over the batch's rollouts.
+        primitive_means: Mean of every primitive over the evaluated completions.
+        n_evaluated: Examples evaluated.
+        steps: Optimiser steps done.
+        tokens: Prompt and completion tokens seen in training.
+        flops: Estimated floating point operations, training and evaluation together.
+        train_seconds: Wall-clock seconds of training.
+        eval_seconds: Wall-clock seconds of evaluation.
+        peak_memory: Peak resident memory of the process in bytes.
+        policy: Folder of the trained policy where it was kept, else empty.
+        backend: ``"transformers"`` or ``"vllm"``.
+        sampling_logp_difference: Mean absolute difference of log-probabilities between the generation engine
+            and the trained model at the last step (vLLM only, else ``None``).
+    """
+
+    status: Status
+    score: float | None
+    reason: str = ""
+    curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
+    primitive_means: list[float] = dataclasses.field(default_factory=list)
+    n_evaluated: int = 0
+    steps: int = 0
+    tokens: int = 0
+    flops: float = 0.0
+    train_seconds: float = 0.0
+    eval_seconds: float = 0.0
+    peak_memory: int = 0
+    policy: str = ""
+    backend: str = ""
+    sampling_logp_difference: float | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON-able values."""
+        return dataclasses.asdict(self)

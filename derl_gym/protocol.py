@@ -1,0 +1,233 @@
+"""After a search: select the reward, train the final policy on the full training set, test it once.
+
+The paper's sections 4.2 and appendix C. This is the only file that opens the test split.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from derl_gym.envs.identity import fingerprint
+from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop, Settings
+from derl_gym.trials.ledger import Ledger
+from derl_gym.trials.pool import Job, LocalPool, Outcome
+
+Rule = Literal["last", "best"]
+TEST_ANALYSIS = "test_analysis.json"
+"""File of the test scores logged for analysis, in the run directory; no search reads it."""
+
+
+class TestAlreadyOpened(RuntimeError):
+    """The test split was opened before for these programs and this seed."""
+
+    __test__ = False
+
+
+def named_program(name: str, primitives: Sequence[str]) -> str:
+    """A baseline by name, or the text itself.
+
+    Args:
+        name: ``"outcome"`` (g1), ``"outcome+format"`` (g1+g2), ``"average"`` (the uniform average of all
+            primitives), the paper's section 4.1; anything else is a program already.
+        primitives: Names of the task's primitives, g1 first.
+    """
+    average = f"({'+'.join(primitives)})/{len(primitives)}"
+    return {"outcome": "g1", "outcome+format": "g1+g2", "average": average}.get(name, name)
+
+
+def settings_of(config: dict[str, Any]) -> Settings:
+    """The environment settings that a ledger's configuration was made from."""
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    return Settings(**{key: value for key, value in config.items() if key in fields})
+
+
+def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
+    """The reward programs of a finished (or broken-off) search.
+
+    Args:
+        ledger: Of the search.
+        rule: ``"last"``: the best of the last complete outer step (the paper's choice for DERL-base).
+            ``"best"``: the best mean score over all steps (its choice for random search).
+        episode: Which search of the run directory.
+
+    Returns:
+        One program for variant "base". For "full", each round's selected program in order, whatever the rule.
+
+    Raises:
+        ValueError: when no outer step is complete, or none scored.
+    """
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for row in ledger.proposals(episode):
+        steps.setdefault(row["step"], []).append(row)
+    group_size = ledger.config["group_size"]
+    complete = [
+        rows
+        for _, rows in sorted(steps.items())
+        if len(rows) == group_size and all(row["status"] != "proposed" for row in rows)
+    ]
+    best = [
+        max(scored, key=lambda row: row["score"])["program"]
+        for rows in complete
+        if (scored := [row for row in rows if row["status"] == "scored"])
+    ]
+    if not best:
+        raise ValueError(f"{ledger.run_dir} holds no complete outer step with a scored program: nothing to select")
+    if ledger.config["variant"] == "full":
+        return best
+    if rule == "last":
+        return best[-1:]
+    scores: dict[str, list[float]] = {}
+    for row in (row for rows in complete for row in rows if row["status"] == "scored"):
+        scores.setdefault(row["program"], []).append(row["score"])
+    return [max(scores, key=lambda program: sum(scores[program]) / len(scores[program]))]
+
+
+@dataclasses.dataclass(frozen=True)
+class Final:
+    """One final policy: programs, seed, test score in [0, 1], its folder and the whole inner result."""
+
+    programs: tuple[str, ...]
+    seed: int
+    test: float
+    policy: str
+    result: dict[str, Any]
+
+
+def train_final(
+    ledger: Ledger,
+    programs: Sequence[str],
+    seeds: Sequence[int],
+    *,
+    inner: dict[str, Any] | None = None,
+    workers: int = 1,
+    again: bool = False,
+) -> list[Final]:
+    """Train fresh policies on the full training set and evaluate each once on the test split.
+
+    With several programs (DERL-full) training goes through them in order, each stage from the checkpoint of the
+    one before; only the last is tested.
+
+    Args:
+        ledger: Where the results are recorded; its configuration says task and inner settings.
+        programs: One per stage.
+        seeds: One final policy each.
+        inner: Overrides of the inner settings, on top of the task's for final training.
+        workers: Policies trained at a time.
+        again: Allow programs and seeds whose test score is known already.
+
+    Raises:
+        TestAlreadyOpened: when it is known and ``again`` is not set.
+        InfrastructureFailure: when a training failed for good.
+        ValueError: when a program does not parse, or is undefined on a real rollout.
+    """
+    programs = list(programs)
+    known = {(tuple(row["programs"]), row["seed"]) for row in ledger.finals()}
+    opened = [seed for seed in seeds if (tuple(programs), seed) in known]
+    if opened and not again:
+        raise TestAlreadyOpened(
+            f"the test split was opened before for {' -> '.join(programs)} with seed {opened[0]}; "
+            "a second look must be asked for (--again) and is recorded as one"
+        )
+    loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
+    config = loop.task.inner.override(**loop.task.final_inner | loop.settings.inner | (inner or {}))
+    for program in programs:
+        loop.parse(program)
+    starts = {seed: loop.base_policy for seed in seeds}
+    folders = {seed: _final_folder(ledger, programs, seed) for seed in seeds}
+    finals: list[Final] = []
+    with LocalPool(workers=workers) as pool:
+        for stage, program in enumerate(programs):
+            last = stage == len(programs) - 1
+            jobs = [
+                Job(
+                    id=f"final-{seed}-{stage}",
+                    target="derl_gym.inner.train:run",
+                    payload={
+                        **loop.payload(program, starts[seed], seed),
+                        "config": dataclasses.asdict(config),
+                        "train_split": "full",
+                        "eval_split": "test" if last else None,
+                        "save_policy": True,
+                    },
+                    folder=folders[seed] / f"stage-{stage}",
+                    timeout=config.timeout,
+                )
+                for seed in seeds
+            ]
+            by_id = dict(zip((job.id for job in jobs), seeds, strict=True))
+            with contextlib.closing(pool.run(jobs)) as ended:
+                for outcome in ended:
+                    seed = by_id[outcome.id]
+                    result = _checked(outcome, program)
+                    starts[seed] = result["policy"]
+                    if last:
+                        ledger.record_final(
+                            programs, seed, test=result["score"], policy=result["policy"], result=result
+                        )
+                        finals.append(Final(tuple(programs), seed, result["score"], result["policy"], result))
+    return sorted(finals, key=lambda final: list(seeds).index(final.seed))
+
+
+def _final_folder(ledger: Ledger, programs: list[str], seed: int) -> Path:
+    """A folder of its own for every final training, also for a second look with the same programs and seed."""
+    earlier = sum(1 for row in ledger.finals() if row["programs"] == programs and row["seed"] == seed)
+    name = fingerprint({"programs": programs, "seed": seed, "earlier": earlier})
+    return ledger.run_dir / "finals" / name
+
+
+def _checked(outcome: Outcome, program: str) -> dict[str, Any]:
+    """The result of a final training that went well; the others raise."""
+    if outcome.result is None:
+        raise InfrastructureFailure(f"the final training with {program} failed: {outcome.failure}")
+    if outcome.result["status"] != "scored":
+        raise ValueError(f"{program} cannot train a final policy: {outcome.result['reason']}")
+    return outcome.result
+
+
+def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
+    """Test scores of the inner policies that a finished search has kept: the analysis of the paper's Figure 4.
+
+    Written to ``test_analysis.json`` in the run directory, which no search reads. Needs ``keep_policies=True``.
+
+    Returns:
+        Trial identity -> test score.
+
+    Raises:
+        ValueError: when the search kept no policies.
+    """
+    kept = {
+        row["identity"]: row["result"]["policy"]
+        for row in ledger.trials()
+        if row["status"] == "scored" and Path(row["result"]["policy"] or os.devnull).is_dir()
+    }
+    if not kept:
+        raise ValueError(f"{ledger.run_dir} holds no policies: search with keep_policies=True to analyse them on test")
+    loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
+    seeds = {row["identity"]: row["seed"] for row in ledger.trials()}
+    jobs = [
+        Job(
+            id=identity,
+            target="derl_gym.inner.evaluate:run",
+            payload={**loop.payload("g1", policy, seeds[identity]), "split": "test"},
+            folder=ledger.run_dir / "test_analysis" / identity,
+            timeout=loop.inner.timeout,
+        )
+        for identity, policy in kept.items()
+    ]
+    scores: dict[str, float] = {}
+    with LocalPool(workers=workers) as pool, contextlib.closing(pool.run(jobs)) as ended:
+        for outcome in ended:
+            if outcome.result is None:
+                raise InfrastructureFailure(f"evaluating the policy of trial {outcome.id} failed: {outcome.failure}")
+            scores[outcome.id] = outcome.result["score"]
+    path = ledger.run_dir / TEST_ANALYSIS
+    aside = path.with_suffix(".aside")
+    aside.write_text(json.dumps(scores, indent=1))
+    os.replace(aside, path)
+    return scores

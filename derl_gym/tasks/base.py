@@ -1,0 +1,146 @@
+"""What a task is: data, a prompt, primitives, a verdict.
+
+A task is one small object. The environment reads its primitives and instruction, the inner run its
+examples and base policy. This file holds no task and imports nothing heavier than numpy.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import importlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+
+from derl_gym.inner.config import InnerConfig
+from derl_gym.programs import states_of
+
+Example = dict[str, Any]
+"""One problem: JSON-able, with a ``"prompt"`` (text, or a list of chat messages) and what the verdict needs."""
+
+Split = Literal["train", "validation", "full", "test"]
+SPLITS: tuple[Split, ...] = ("train", "validation", "full", "test")
+
+
+@dataclasses.dataclass(frozen=True)
+class Primitive:
+    """One executable signal g_i of the reward vocabulary (paper section 4.3).
+
+    Attributes:
+        name: ``"g1"`` .. ``"gk"``. g1 is always the outcome.
+        description: One line that a proposer reads.
+        function: ``function(completion, example) -> float``.
+        values: The values that it can take, ``(0.0, 1.0)`` when binary; ``None`` when any value between
+            ``low`` and ``high`` can come.
+        low: Smallest value.
+        high: Largest value.
+    """
+
+    name: str
+    description: str
+    function: Callable[[str, Example], float] = dataclasses.field(compare=False)
+    values: tuple[float, ...] | None = (0.0, 1.0)
+    low: float = 0.0
+    high: float = 1.0
+
+    def flipped(self) -> Primitive:
+        """The primitive with its sign turned round: the paper's "flip" ablation (section 5.3)."""
+        function = self.function
+        return dataclasses.replace(
+            self,
+            description=f"minus ({self.description})",
+            function=lambda completion, example: -function(completion, example),
+            values=None if self.values is None else tuple(sorted(-v for v in self.values)),
+            low=-self.high,
+            high=-self.low,
+        )
+
+
+class Task(abc.ABC):
+    """A problem set with a reward vocabulary.
+
+    Subclasses set the class attributes and write :meth:`load` and :meth:`correct`; see
+    ``derl_gym/tasks/arithmetic.py`` for the smallest complete one. A task must be constructible from
+    JSON-able keyword arguments, since every inner run builds it anew in its own process.
+
+    Attributes:
+        name: Short name, as in the environment's id.
+        version: Changes whenever a score could change; part of every trial's identity.
+        description: What the inner policy is asked to do, for the proposer's instruction.
+        primitives: g1..gk in order.
+        max_program_length: Longest program, in tokens of the grammar's alphabet, END not counted.
+        inner: Default settings of an inner run.
+        final_inner: What is different in the final training: more steps, say.
+    """
+
+    name: ClassVar[str]
+    version: ClassVar[str]
+    description: ClassVar[str]
+    primitives: tuple[Primitive, ...]
+    max_program_length: ClassVar[int] = 32
+    inner: ClassVar[InnerConfig]
+    final_inner: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self, data_dir: str | None = None) -> None:
+        self.data_dir = data_dir
+
+    @abc.abstractmethod
+    def load(self, split: Split) -> list[Example]:
+        """The examples of a split, always in the same order.
+
+        ``"train"`` and ``"validation"`` are the 8:2 parts of the original training set (paper section 4.2),
+        ``"full"`` is their union, for the final policy, and ``"test"`` is opened only by the final evaluation.
+        """
+
+    @abc.abstractmethod
+    def correct(self, completion: str, example: Example) -> bool:
+        """The verdict: does this completion solve the example? Its mean is the validation score."""
+
+    @property
+    @abc.abstractmethod
+    def base_policy(self) -> str:
+        """Hub name or folder of the model that every inner run starts from."""
+
+    def states(self) -> np.ndarray:
+        """Float64 (S, k): the combinations of primitive values that can come up.
+
+        Programs that agree on them up to a positive affine map are one trial. A task that knows some combination
+        to be impossible leaves it out.
+        """
+        return states_of(self.primitives)
+
+    def primitive_values(self, completions: Sequence[str], examples: Sequence[Example]) -> list[list[float]]:
+        """Every primitive on every completion: N rows of k floats."""
+        return [
+            [float(p.function(completion, example)) for p in self.primitives]
+            for completion, example in zip(completions, examples, strict=True)
+        ]
+
+
+def load_task(reference: str, options: dict[str, Any] | None = None, flip: Sequence[str] = ()) -> Task:
+    """Build the task that ``"package.module:Class"`` names.
+
+    Args:
+        reference: Where the class is. A task must live in an importable module (not in ``__main__``), since
+            inner runs build it in their own processes.
+        options: JSON-able keyword arguments of the class.
+        flip: Names of primitives whose sign is turned round (paper section 5.3).
+
+    Raises:
+        ValueError: when there is no such task, or no such primitive.
+    """
+    module_name, _, class_name = reference.partition(":")
+    try:
+        task_class = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"no task at {reference!r} (expected 'package.module:Class'): {error}") from error
+    if not (isinstance(task_class, type) and issubclass(task_class, Task)):
+        raise ValueError(f"{reference!r} is {task_class!r}, not a subclass of derl_gym.tasks.Task")
+    task = task_class(**(options or {}))
+    names = [primitive.name for primitive in task.primitives]
+    if unknown := sorted(set(flip) - set(names)):
+        raise ValueError(f"cannot flip {', '.join(unknown)}: task {task.name} has {', '.join(names)}")
+    task.primitives = tuple(p.flipped() if p.name in flip else p for p in task.primitives)
+    return task
