@@ -15,11 +15,18 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from derl_gym.programs.evaluate import Floats, check_columns, evaluate_with_error
+from derl_gym.programs.evaluate import (
+    Floats,
+    UndefinedReward,
+    check_columns,
+    evaluate,
+    evaluate_with_error,
+)
 from derl_gym.programs.intervals import bounds_of
 from derl_gym.programs.parse import Instruction
 
 MAX_STATES = 4096
+_TINY = 2 * float(np.finfo(np.float64).tiny)
 _GRID = 9  # values of a continuous g1 that are tried when asking what raising it does
 
 
@@ -48,13 +55,13 @@ class Analysis:
 
     Attributes:
         structure: ``"invalid"``: constant, never defined, or raising g1 lowers the reward in some state.
-            ``"unstable"``: not invalid, but undefined or unbounded somewhere in the primitives' domain, or another
-            primitive at zero wipes out all credit for g1. ``"stable"``: the rest.
+            ``"unstable"``: not invalid, but undefined or unbounded somewhere in the primitives' domain, or
+            another primitive at zero wipes out all credit for g1. ``"stable"``: the rest.
         reasons: Why it is not stable, in words; empty for stable programs.
         bounds: Lowest and highest reward; infinite where unbounded, ``nan`` when never defined. Exact over
             discrete primitives, guaranteed but perhaps too wide over continuous ones.
         monotone_in_g1: Raising g1 never lowers the reward where it is defined.
-        undefined: The states without a reward; over continuous primitives their number among the probe points.
+        undefined: The states without a reward; over continuous primitives their number among the probes.
         constant: The same reward in every state, up to round-off.
         veto: Names of the primitives that wipe out all credit for g1 when they are zero.
         smallest_gap: Smallest difference of reward between two states that are not equal, 0 when there is
@@ -71,10 +78,11 @@ class Analysis:
     smallest_gap: float
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-able form; bounds that are not finite become ``None``."""
+        """JSON-able form; numbers that are not finite become ``None``."""
         plain = dataclasses.asdict(self)
         plain["reasons"], plain["veto"] = list(self.reasons), list(self.veto)
         plain["bounds"] = [bound if math.isfinite(bound) else None for bound in self.bounds]
+        plain["smallest_gap"] = self.smallest_gap if math.isfinite(self.smallest_gap) else None
         if not isinstance(self.undefined, int):
             plain["undefined"] = [list(state) for state in self.undefined]
         return plain
@@ -88,31 +96,31 @@ def states_of(primitives: Sequence[Domain], n_probes: int = 256) -> Floats:
         n_probes: Number of probe points when the states cannot be listed.
 
     Returns:
-        float64 (S, k). Every combination of values when all primitives are discrete and there are at most 4,096;
-        else ``n_probes`` fixed pseudo-random points, the first of which are corners of the domain.
+        float64 (S, k). Every combination of values when all primitives are discrete and there are at most
+        4,096; else ``n_probes`` fixed pseudo-random points, the first of which are corners of the domain.
     """
     if _listable(primitives):
         return np.array(list(itertools.product(*(p.values or () for p in primitives))), dtype=np.float64)
     rng = np.random.default_rng(0)
-    columns = [
-        rng.uniform(p.low, p.high, n_probes) if p.values is None else rng.choice(np.array(p.values, float), n_probes)
-        for p in primitives
-    ]
-    probes = np.stack(columns, axis=1)
+    probes = np.empty((n_probes, len(primitives)))
+    for column, p in enumerate(primitives):
+        uniform = rng.uniform(p.low, p.high, n_probes)
+        probes[:, column] = uniform if p.values is None else rng.choice(np.array(p.values), n_probes)
     corners = itertools.product(*((p.low, p.high) for p in primitives))
     for row, corner in zip(range(n_probes // 2), corners, strict=False):
         probes[row] = corner
     return probes
 
 
+@np.errstate(all="ignore")
 def equivalence_key(code: Sequence[Instruction], states: Floats) -> str:
     """A digest of what GRPO can see of a program.
 
-    GRPO standardises rewards inside a group, so a*R + b with a > 0 trains exactly as R does. The key is taken from
-    the vector of rewards over the states, shifted and scaled to [0, 1] and rounded to nine decimals, together with
-    the pattern of undefined states: a program that fails somewhere equals only programs that fail in the same
-    states. All constants are one program, and so are all that are never defined. Valid only when rewards are
-    standardised in the group and its standard deviation is well above the trainer's epsilon.
+    GRPO standardises rewards inside a group, so a*R + b with a > 0 trains exactly as R does. The key is taken
+    from the vector of rewards over the states, shifted and scaled to [0, 1] and rounded to nine decimals,
+    together with the pattern of undefined states: a program that fails somewhere equals only programs that fail
+    in the same states. All constants are one program, and so are all that are never defined. Valid only when
+    rewards are standardised in the group and their standard deviation is well above the trainer's epsilon.
 
     Args:
         code: From :func:`derl_gym.programs.parse.parse`.
@@ -133,11 +141,12 @@ def equivalence_key(code: Sequence[Instruction], states: Floats) -> str:
     return digest.hexdigest()
 
 
+@np.errstate(all="ignore")
 def analyse(code: Sequence[Instruction], primitives: Sequence[Domain], states: Any = None) -> Analysis:
     """Judge a program over the primitives' domain.
 
     Exact over the states when every primitive is discrete. Otherwise bounds come from interval arithmetic over
-    the domain cut into boxes, which finds every denominator that can be zero, and the rest from probe points.
+    the domain cut into boxes, which misses no denominator that can be zero, and the rest from probe points.
 
     Args:
         code: From :func:`derl_gym.programs.parse.parse`.
@@ -170,7 +179,7 @@ def analyse(code: Sequence[Instruction], primitives: Sequence[Domain], states: A
 
     invalid, unstable = [], []
     if len(defined) == 0:
-        invalid.append(f"never defined: {culprit or 'no state has a reward'}")
+        invalid.append(f"never defined: {_failure(code, points)}")
     elif constant:
         invalid.append("constant: the same reward in every state, so nothing can be learnt from it")
     if drop is not None:
@@ -192,12 +201,21 @@ def analyse(code: Sequence[Instruction], primitives: Sequence[Domain], states: A
 
 
 def _listable(primitives: Sequence[Domain]) -> bool:
-    return all(p.values for p in primitives) and math.prod(len(p.values or ()) for p in primitives) <= MAX_STATES
+    combinations = math.prod(len(p.values or ()) for p in primitives)
+    return 0 < combinations <= MAX_STATES
+
+
+def _failure(code: Sequence[Instruction], points: Floats) -> str:
+    try:
+        evaluate(code, points)
+    except UndefinedReward as error:
+        return error.reason
+    return "there are no states"
 
 
 def _is_constant(rewards: Floats, error: Floats) -> bool:
     """No two rewards differ by more than their round-off explains (also true of none at all)."""
-    return len(rewards) == 0 or bool((rewards - error).max() <= (rewards + error).min())
+    return len(rewards) == 0 or bool((rewards - error).max() <= (rewards + error).min() + _TINY)
 
 
 def _gap(rewards: Floats, error: Floats, exact: bool) -> float:
@@ -206,7 +224,7 @@ def _gap(rewards: Floats, error: Floats, exact: bool) -> float:
     order = np.argsort(rewards)
     gaps = np.diff(rewards[order])
     noise = error[order][1:] + error[order][:-1]
-    return float(gaps[gaps > noise].min(initial=np.inf))
+    return float(gaps[gaps > noise].min(initial=rewards.max() - rewards.min()))
 
 
 def _boxes(primitives: Sequence[Domain], points: Floats | None) -> tuple[Floats, Floats]:
@@ -234,7 +252,7 @@ def _boxes(primitives: Sequence[Domain], points: Floats | None) -> tuple[Floats,
 
 
 def _sweep_g1(points: Floats, g1: Domain) -> Floats:
-    values = np.linspace(g1.low, g1.high, _GRID) if g1.values is None else np.array(g1.values, dtype=np.float64)
+    values = np.array(g1.values or np.linspace(g1.low, g1.high, _GRID), dtype=np.float64)
     lines = np.repeat(points, len(values), axis=0)
     lines[:, 0] = np.tile(values, len(points))
     return lines
@@ -255,8 +273,8 @@ def _along_g1(code: Sequence[Instruction], lines: Floats) -> tuple[Floats | None
     """What raising g1 does between neighbouring defined states that agree in everything else.
 
     Returns:
-        A state after which the reward falls (or ``None``), whether the reward changes anywhere, and the number of
-        steps that could be looked at.
+        A state after which the reward falls (or ``None``), whether the reward changes anywhere, and the number
+        of steps that could be looked at.
     """
     rewards, undefined, error = evaluate_with_error(code, lines)
     order = np.lexsort(lines.T)

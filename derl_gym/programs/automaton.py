@@ -8,8 +8,8 @@
     number   = up to three digits without leading zeros, then perhaps "." and one to three digits
     exponent = one digit, then perhaps "." and one digit; not zero
 
-The restrictions make every sentence a valid program: no constant part of one can divide by zero, overflow or leave
-the real numbers. A state carries what is needed to keep the sentence completable within the length limit.
+The restrictions make every sentence a valid program: no constant part of one can divide by zero, overflow or
+leave the real numbers. A state carries what keeps the sentence completable within the length limit.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class State(NamedTuple):
     Attributes:
         phase: What the last characters were.
         depth: Open parentheses.
-        has_primitive: Whether the innermost open group (or the program) holds a primitive yet. One flag is enough:
-            a group that closes holds one, and so does everything around it.
+        has_primitive: Whether the innermost open group (or the program) holds a primitive yet. One flag is
+            enough: a group that closes holds one, and so does everything around it.
         tokens: Tokens of the alphabet so far.
     """
 
@@ -121,18 +121,17 @@ def _moves(names: tuple[str, ...]) -> Moves:
     return moves
 
 
-def _add_number(
-    moves: Moves, kind: str, most: int, zero_allowed: bool, follow: dict[str, tuple[str, int]]
-) -> None:
+def _add_number(moves: Moves, kind: str, most: int, zero_allowed: bool, follow: dict[str, tuple[str, int]]) -> None:
     """Phases of a number, named by its shape so far: ``0`` while it is zero, ``d`` afterwards."""
     nonzero = "123456789"
-    shapes = {"0": {".": "0."}}
+    shapes: dict[str, dict[str, str]] = {"0": {".": "0."}}
     for n in range(1, most + 1):
         shapes["d" * n] = {".": "d."} | (dict.fromkeys("0" + nonzero, "d" * (n + 1)) if n < most else {})
     for n in range(most + 1):
+        zero, other = "0." + "0" * n, "d." + "d" * n
         room = n < most
-        shapes["0." + "0" * n] = dict.fromkeys(nonzero, "d." + "d" * (n + 1)) | {"0": "0.0" + "0" * n} if room else {}
-        shapes["d." + "d" * n] = dict.fromkeys("0" + nonzero, "d." + "d" * (n + 1)) if room else {}
+        shapes[zero] = dict.fromkeys(nonzero, f"d.{'d' * (n + 1)}") | {"0": zero + "0"} if room else {}
+        shapes[other] = dict.fromkeys("0" + nonzero, other + "d") if room else {}
     for shape, longer in shapes.items():
         ends = not shape.endswith(".") and (zero_allowed or "d" in shape)
         moves[f"{kind} {shape}"] = {char: (f"{kind} {after}", 1) for char, after in longer.items()} | (

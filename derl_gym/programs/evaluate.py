@@ -132,7 +132,8 @@ def evaluate_with_error(code: Sequence[Instruction], values: Floats) -> tuple[Fl
                 stack.append((values[:, int(value)], np.zeros(n)))
                 continue
             if op == "const":
-                stack.append((np.full(n, value), np.full(n, 0.0 if value.is_integer() else _ULP * abs(value))))
+                error = 0.0 if value.is_integer() else _ULP * abs(value)
+                stack.append((np.full(n, value), np.full(n, error)))
                 continue
             b, error_b = stack.pop()
             if op == "neg":

@@ -1,7 +1,7 @@
 """Grammar: the alphabet of reward programs, token masks, EBNF and the prior of random search.
 
-Token ids are what environments and agents exchange. Which sentences are in the language is decided in automaton.py;
-a text is parsed, without regard to the language's restrictions, in parse.py.
+Token ids are what environments and agents exchange. Which sentences are in the language is decided in
+automaton.py; a text is parsed, without regard to the language's restrictions, in parse.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from derl_gym.programs import prior
 from derl_gym.programs.automaton import Automaton, State
 from derl_gym.programs.ebnf import ebnf
-from derl_gym.programs.parse import InvalidProgram, check_text
+from derl_gym.programs.parse import InvalidProgram, check_text, token_count
 
 END = "<end>"
 _OPERATORS = ("+", "-", "*", "/", "**")
@@ -64,7 +64,7 @@ class Grammar:
         self.initial: TokenState = self.automaton.start()
         self._ids = {token: i for i, token in enumerate(self.tokens)}
         longest_first = sorted(self.tokens[1:], key=len, reverse=True)
-        self._token = re.compile("|".join(map(re.escape, longest_first)))
+        self._token = re.compile("|".join(map(re.escape, longest_first)) + "|g[0-9]*")
         self._known: dict[TokenState, tuple[NDArray[np.int8], tuple[TokenState, ...]]] = {}
         self._only_end = np.zeros(len(self.tokens), dtype=np.int8)
         self._only_end[0] = 1
@@ -90,20 +90,14 @@ class Grammar:
         joined = _JOINED.search(text)
         if joined:
             raise InvalidProgram("a space inside a name, number or operator", joined.start() + 1)
-        plain = text.replace(" ", "")
         ids: list[int] = []
-        place = 0
-        while place < len(plain):
-            match = self._token.match(plain, place)
-            if match is None:
-                name = re.match(r"g?[0-9]*", plain[place:])
+        for match in self._token.finditer(text):
+            if match.group() not in self._ids:
                 raise InvalidProgram(
-                    f"{name.group() if name else plain[place]!r} is not a primitive; expected one of "
-                    f"{', '.join(self.primitives)}",
-                    place + 1,
+                    f"{match.group()!r} is not a primitive; expected one of {', '.join(self.primitives)}",
+                    match.start() + 1,
                 )
             ids.append(self._ids[match.group()])
-            place = match.end()
         if len(ids) > self.max_length:
             raise InvalidProgram(f"{len(ids)} tokens, the limit is {self.max_length}")
         return np.array(ids + [0] * (self.max_length - len(ids)), dtype=np.int64)
@@ -132,7 +126,7 @@ class Grammar:
         mask, after = self._edges(state)
         if not 0 <= token < len(after) or not mask[token]:
             shown = repr(self.tokens[token]) if 0 <= token < len(after) else f"id {token}"
-            raise InvalidProgram(f"token {shown} is not legal after this prefix")
+            raise InvalidProgram(f"token {shown} is not legal here")
         return after[token]
 
     def mask_of(self, state: TokenState) -> NDArray[np.int8]:
@@ -163,13 +157,16 @@ class Grammar:
         if kind != "grammar":
             raise ValueError(f"expected kind 'grammar' or 'charset', got {kind!r}")
         state = self.initial
-        for token in ids:
-            state = self.advance_token(state, token)
+        for place, token in enumerate(ids):
+            try:
+                state = self.advance_token(state, token)
+            except InvalidProgram as error:
+                raise InvalidProgram(f"{error.reason}: after {self.decode(ids[:place])!r}") from None
         return self.mask_of(state)
 
     def sample(self, rng: np.random.Generator) -> str:
         """A program from the prior that "random search" means: see prior.py."""
-        return prior.sample(rng, self.primitives, self._fits)
+        return prior.sample(rng, self.primitives, lambda text: token_count(text) <= self.max_length)
 
     def sample_charset(self, rng: np.random.Generator) -> str:
         """A text of the charset mask: END with probability 0.1 after the first token, else uniform tokens."""
@@ -183,9 +180,6 @@ class Grammar:
             dialect: ``"gbnf"`` (llama.cpp, xgrammar) or ``"lark"`` (lark, llguidance).
         """
         return ebnf(self.primitives, dialect)
-
-    def _fits(self, text: str) -> bool:
-        return len(self._token.findall(text)) <= self.max_length
 
     def _edges(self, state: TokenState) -> tuple[NDArray[np.int8], tuple[TokenState, ...]]:
         """Mask and successors of a state, worked out once."""

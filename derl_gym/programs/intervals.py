@@ -59,7 +59,8 @@ def bounds_of(code: Sequence[Instruction], low: Floats, high: Floats) -> tuple[f
                 culprit = _reason(op, source, bool(bad.any()))
             stack.append((lo, hi))
     lo, hi = stack.pop()
-    return float(lo.min(initial=np.inf)), float(hi.max(initial=-np.inf)), culprit
+    # Adding 0.0 turns -0.0 into 0.0.
+    return float(lo.min(initial=np.inf)) + 0.0, float(hi.max(initial=-np.inf)) + 0.0, culprit
 
 
 def _reason(op: str, source: str, outside: bool) -> str:

@@ -74,7 +74,8 @@ def check_text(text: str) -> None:
     foreign = _FOREIGN.search(text)
     if foreign:
         raise InvalidProgram(
-            f"character {foreign.group()!r} is not in the alphabet g1..gk + - * / ** 0-9 . ( )", foreign.start() + 1
+            f"character {foreign.group()!r} is not in the alphabet g1..gk + - * / ** 0-9 . ( )",
+            foreign.start() + 1,
         )
 
 
@@ -99,7 +100,7 @@ def parse(
     check_text(text)
     if not text.strip(" "):
         raise InvalidProgram("empty program: expected an expression over the primitives")
-    if max_length is not None and (length := len(_TOKEN.findall(text))) > max_length:
+    if max_length is not None and (length := token_count(text)) > max_length:
         raise InvalidProgram(f"{length} tokens, the limit is {max_length}")
     _check_parentheses(text)
     # ast refuses indentation, so leading spaces go; what ast reports is counted from there.
@@ -108,17 +109,22 @@ def parse(
     try:
         tree = ast.parse(body, mode="eval").body
     except SyntaxError as error:
-        column = error.offset or 1
-        reason = error.msg or "invalid syntax"
-        if column > len(body):
-            reason = "the program ends too early: expected a primitive, a number or '('"
+        if body[-1] in "+-*/":
+            reason, column = "the program ends too early: expected a primitive, a number or '('", len(body) + 1
+        else:
+            reason, column = error.msg.partition(";")[0], error.offset or 1
         raise InvalidProgram(reason, column + indent) from None
     except (RecursionError, MemoryError, ValueError) as error:
         raise InvalidProgram(f"cannot be parsed: {type(error).__name__}") from None
     columns = {f"g{i + 1}": i for i in range(k)}
     if primitives is not None:
-        columns = {name: columns[name] for name in primitives}
+        columns = {name: i for name, i in columns.items() if name in primitives}
     return _flatten(tree, body, columns, indent)
+
+
+def token_count(text: str) -> int:
+    """Length of a text in tokens of the alphabet, END not counted."""
+    return len(_TOKEN.findall(text))
 
 
 def _check_parentheses(text: str) -> None:
@@ -146,12 +152,14 @@ def _flatten(tree: ast.expr, text: str, columns: dict[str, int], indent: int) ->
         node, children_done = todo.pop()
         column = node.col_offset + 1 + indent
         source = text[node.col_offset : node.end_col_offset].replace(" ", "")
-        if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
             code.append(Instruction("const", _number(node.value, column), source))
             known.append(code[-1].value)
         elif isinstance(node, ast.Name):
             if node.id not in columns:
-                raise InvalidProgram(f"{node.id!r} is not a primitive; expected one of {', '.join(columns)}", column)
+                raise InvalidProgram(
+                    f"{_short(node.id)} is not a primitive; expected one of {', '.join(columns)}", column
+                )
             code.append(Instruction("name", columns[node.id], source))
             known.append(None)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
@@ -168,9 +176,12 @@ def _flatten(tree: ast.expr, text: str, columns: dict[str, int], indent: int) ->
             symbol, function = _BINARY[type(node.op)]
             code.append(Instruction(symbol, 0.0, source))
             right, left = known.pop(), known.pop()
-            known.append(None if left is None or right is None else _fold(function, left, right, source, column))
+            if left is None or right is None:
+                known.append(None)
+            else:
+                known.append(_fold(function, left, right, source, column))
         else:
-            raise InvalidProgram(f"{_describe(node)} is not allowed: {source!r}", column)
+            raise InvalidProgram(f"{_describe(node)} is not allowed: {_short(source)}", column)
     return tuple(code)
 
 
@@ -184,21 +195,23 @@ def _number(value: int | float, column: int) -> float:
     return number
 
 
-def _fold(
-    function: Callable[[float, float], float], left: float, right: float, source: str, column: int
-) -> float:
+def _fold(function: Callable[[float, float], float], left: float, right: float, source: str, column: int) -> float:
     """The value of a constant part, in float64."""
     try:
         value = function(left, right)
     except ZeroDivisionError:
-        raise InvalidProgram(f"division by zero in the constant {source!r}", column) from None
+        raise InvalidProgram(f"division by zero in the constant {_short(source)}", column) from None
     except OverflowError:
         value = math.inf
     if isinstance(value, complex):
-        raise InvalidProgram(f"the constant {source!r} is not real", column)
+        raise InvalidProgram(f"the constant {_short(source)} is not real", column)
     if not math.isfinite(value):
-        raise InvalidProgram(f"the constant {source!r} overflows float64", column)
+        raise InvalidProgram(f"the constant {_short(source)} overflows float64", column)
     return value
+
+
+def _short(source: str) -> str:
+    return repr(source if len(source) <= 40 else source[:37] + "...")
 
 
 def _describe(node: ast.expr) -> str:

@@ -5,9 +5,9 @@ Uniform tokens would give mostly constants, since ten of the tokens are digits. 
 - Every primitive joins the sum: the first (g1 where it may be used) with probability 0.85, the others with 0.5 each;
   if none did, one at random.
 - Its sign is + with probability 0.95 for the first and 0.75 for the others.
-- Its coefficient is 1 (not written) with probability 0.4, else one of 2, 3, 4, 5, 10, 0.1, 0.2, 0.5, 1.5 evenly.
-- With probability 0.2 one term is bent: multiplied by another primitive, by a guarded one ``(g+c)``, divided by
-  ``(g+c)``, or raised to 2, 3 or 0.5, evenly. ``g`` is any primitive and c is 1, 2 or 0.5.
+- Its coefficient is 1 (not written) with probability 0.4, else one of 2, 3, 4, 5, 10, 0.1, 0.2, 0.5, 1.5.
+- With probability 0.2 one term is bent: its primitive is multiplied by ``g`` or by ``(g+c)``, divided by
+  ``(g+c)``, or raised to 2, 3 or 0.5. ``g`` is any primitive and c is 1, 2 or 0.5; all choices are even.
 - Terms are dropped from the end, and the bend with them, until the program fits the length limit.
 """
 
@@ -34,7 +34,7 @@ def sample(rng: np.random.Generator, names: Sequence[str], fits: Callable[[str],
     if not joins.any():
         joins[rng.integers(len(names))] = True
     terms = []
-    for i in np.flatnonzero(joins):
+    for i in np.flatnonzero(joins).tolist():
         sign = "+" if rng.random() < (0.95 if i == 0 else 0.75) else "-"
         scale = "" if rng.random() < 0.4 else _pick(rng, _COEFFICIENTS) + "*"
         terms.append((sign, scale, names[i]))

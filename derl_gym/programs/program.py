@@ -1,6 +1,6 @@
 """RewardProgram: a parsed, immutable Meta-Reward R = f(g1, ..., gk) (paper section 3.2).
 
-A thin face over parse.py, evaluate.py and analysis.py. It knows nothing about tokens or masks: see grammar.py.
+A thin face over parse.py, evaluate.py and analysis.py. It knows nothing about masks: see grammar.py.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class RewardProgram:
     ) -> RewardProgram:
         """Parse a text over the alphabet of the grammar.
 
-        The rules are Python's, so ``.5``, ``5.`` and ``g2--g3`` are fine, on float64 numbers throughout. A text
-        without primitives parses: it is a constant.
+        The rules are Python's, so ``.5``, ``5.`` and ``g2--g3`` are fine, with float64 numbers throughout. A
+        text without primitives parses: it is a constant.
 
         Args:
             text: The program, of at most 512 characters. Spaces may stand where Python lets them.
@@ -72,8 +72,8 @@ class RewardProgram:
             float64 of shape (N,).
 
         Raises:
-            UndefinedReward: when an operation divides by zero, overflows or leaves the real numbers in any row,
-                with the reason and the first such row.
+            UndefinedReward: when an operation divides by zero, overflows or leaves the real numbers in any
+                row, with the reason and the first such row.
             ValueError: when ``G`` has another shape or is not finite.
         """
         return evaluate(self.code, check_columns(G, self.k))

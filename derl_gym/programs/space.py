@@ -1,7 +1,7 @@
 """ProgramSpace: reward programs as a Gymnasium action space, alone and in batches.
 
-Both spaces are MultiDiscrete over token ids, so every wrapper and library that knows MultiDiscrete knows them; what
-they add is the grammar, and samples that are programs.
+Both spaces are MultiDiscrete over token ids, so every wrapper and library that knows MultiDiscrete knows them;
+what they add is the grammar, and samples that are programs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ProgramSpace(MultiDiscrete):
     def sample(
         self, mask: tuple[Any, ...] | None = None, probability: tuple[Any, ...] | None = None
     ) -> NDArray[np.int64]:
-        """A program of the grammar's prior; with a mask or probabilities per position, as MultiDiscrete does."""
+        """A program of the grammar's prior; with a mask or probabilities, as MultiDiscrete does."""
         if mask is not None or probability is not None:
             return super().sample(mask, probability)
         return self.encode(self.grammar.sample(self.np_random))
@@ -91,15 +91,13 @@ class BatchedProgramSpace(MultiDiscrete):
     def sample(
         self, mask: tuple[Any, ...] | None = None, probability: tuple[Any, ...] | None = None
     ) -> NDArray[np.int64]:
-        """n programs of the grammar's prior; with a mask or probabilities, as MultiDiscrete does."""
+        """Programs of the grammar's prior, one per row; with a mask or probabilities, as MultiDiscrete does."""
         if mask is not None or probability is not None:
             return super().sample(mask, probability)
         return self.encode([self.grammar.sample(self.np_random) for _ in range(self.shape[0])])
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, BatchedProgramSpace) and self.grammar == other.grammar and self.shape == other.shape
-        )
+        return isinstance(other, BatchedProgramSpace) and self.grammar == other.grammar and self.shape == other.shape
 
     def __repr__(self) -> str:
         return f"BatchedProgramSpace({self.grammar!r}, n={self.shape[0]})"
