@@ -1,0 +1,57 @@
+"""Proposers for derl_gym: agents that write reward programs and learn, or not, from their validation scores.
+
+``AGENTS`` maps names to classes. A class is imported when it is looked up, so that random search needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from derl_agents.base import Agent, SearchResult, search
+
+if TYPE_CHECKING:
+    from derl_agents.derl import DERLProposer as DERLProposer
+    from derl_agents.elite import EliteDERL as EliteDERL
+    from derl_agents.prompted import PromptedLLM as PromptedLLM
+    from derl_agents.random_search import RandomSearch as RandomSearch
+
+_WHERE = {
+    "random": ("random_search", "RandomSearch"),
+    "derl": ("derl", "DERLProposer"),
+    "derl-elite": ("elite", "EliteDERL"),
+    "prompted": ("prompted", "PromptedLLM"),
+}
+
+
+class _Agents(Mapping[str, type[Agent]]):
+    """Agent classes by name, imported on look-up."""
+
+    def __getitem__(self, name: str) -> type[Agent]:
+        if name not in _WHERE:
+            raise KeyError(f"no agent {name!r}; there are {', '.join(_WHERE)}")
+        module, attribute = _WHERE[name]
+        return getattr(importlib.import_module(f"derl_agents.{module}"), attribute)
+
+    def __contains__(self, name: object) -> bool:
+        return name in _WHERE
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_WHERE)
+
+    def __len__(self) -> int:
+        return len(_WHERE)
+
+
+AGENTS: Mapping[str, type[Agent]] = _Agents()
+
+
+def __getattr__(attribute: str) -> Any:
+    for name, (_, known) in _WHERE.items():
+        if attribute == known:
+            return AGENTS[name]
+    raise AttributeError(f"module 'derl_agents' has no attribute {attribute!r}")
+
+
+__all__ = ["AGENTS", "Agent", "SearchResult", "search"]

@@ -1,0 +1,178 @@
+"""A prompted language model behind an OpenAI-compatible endpoint (paper appendix F.1, in the style of Eureka).
+
+All adaptation happens in the prompt: the model reads earlier programs with their scores and writes new ones.
+Its weights never change. Needs the ``openai`` package (extra ``prompted``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from derl_agents.base import Agent
+
+MAX_REPLY = 20_000
+"""Characters of a raw reply that are kept."""
+
+
+class PromptedLLM(Agent):
+    """Asks a chat model for n programs, one per line.
+
+    A missing line, or one that the alphabet cannot write, is an invalid proposal with score 0. The key is read
+    from an environment variable and never written; without ``base_url`` it is required, a local server may
+    need none.
+
+    Attributes:
+        replies: Per outer step the ``step``, the raw ``reply`` (its first 20,000 characters) and the
+            ``programs`` read from it; ``replies.jsonl`` in the checkpoint.
+    """
+
+    name = "prompted"
+    may_change = frozenset({"base_url", "api_key_env", "timeout", "retries"})
+
+    @dataclasses.dataclass(frozen=True)
+    class Options:
+        """The endpoint and what it is asked."""
+
+        model: str = "gpt-4o"
+        """Model name that the endpoint knows."""
+        base_url: str | None = None
+        """Address of the endpoint, "http://127.0.0.1:8000/v1" for example. None: OpenAI's."""
+        temperature: float = 1.0
+        """Sampling temperature."""
+        max_tokens: int | None = None
+        """Longest reply, in tokens. None: the endpoint's default."""
+        history: Literal["previous", "all"] = "previous"
+        """Which steps' programs and scores the prompt lists: the previous one (the paper) or all."""
+        timeout: float = 120.0
+        """Seconds to wait for one reply."""
+        retries: int = 4
+        """Further attempts after a network failure, a timeout, a rate limit or a server error, with backoff."""
+        api_key_env: str = "OPENAI_API_KEY"
+        """Environment variable that holds the key."""
+
+        def __post_init__(self) -> None:
+            if self.history not in ("previous", "all"):
+                raise ValueError(f"history must be 'previous' or 'all', not {self.history!r}")
+
+    def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
+        super().__init__(envs, options, seed=seed, **fields)
+        try:
+            import openai
+        except ImportError as error:
+            raise ImportError("the prompted agent needs the openai package: pip install 'derl-gym[prompted]'") from error
+        self._key = os.environ.get(self.options.api_key_env, "")
+        if not self._key and self.options.base_url is None:
+            raise ValueError(
+                f"set the environment variable {self.options.api_key_env} to the endpoint's key, "
+                f"or name a local endpoint with base_url"
+            )
+        self._client = openai.OpenAI(
+            api_key=self._key or "none",
+            base_url=self.options.base_url,
+            timeout=self.options.timeout,
+            max_retries=self.options.retries,
+        )
+        self.instruction: str = envs.unwrapped.instruction
+        self.history: list[list[tuple[str, float]]] = []
+        self.replies: list[dict[str, Any]] = []
+
+    def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
+        reply = self._complete(self.prompt())
+        texts = read_programs(reply, self.group_size)
+        self.replies.append({"step": self.steps, "reply": reply[:MAX_REPLY], "programs": texts})
+        return self.encode(texts)
+
+    def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
+        # The line as the model wrote it, where the alphabet could not write it: it should see its mistake.
+        written = self.replies[-1]["programs"]
+        self.history.append([(text, float(score)) for text, score in zip(written, scores, strict=True) if text])
+
+    def prompt(self) -> str:
+        """The user message of the next outer step."""
+        n = self.group_size
+        parts = [self.instruction.strip()]
+        steps = self.history[-1:] if self.options.history == "previous" else self.history
+        listed = [f"{score:.4f}  {text}" for step in steps for text, score in step]
+        if listed:
+            parts.append("Reward programs tried so far, each after its validation score (higher is better):")
+            parts.append("\n".join(listed))
+            parts.append(
+                f"Write {n} improved reward programs, different from these and from each other. "
+                f"Answer with {n} lines, one program per line and nothing else."
+            )
+        else:
+            parts.append(
+                f"Write {n} different reward programs. "
+                f"Answer with {n} lines, one program per line and nothing else."
+            )
+        return "\n\n".join(parts)
+
+    def _complete(self, prompt: str) -> str:
+        import openai
+
+        limit = {} if self.options.max_tokens is None else {"max_tokens": self.options.max_tokens}
+        try:
+            answer = self._client.chat.completions.create(
+                model=self.options.model,
+                messages=[{"role": "user", "content": prompt}],
+                temperature=self.options.temperature,
+                **limit,
+            )
+            return answer.choices[0].message.content or ""
+        except openai.OpenAIError as error:
+            reason = f"{type(error).__name__}: {error}"
+            cause = error.__cause__
+            if cause is not None and str(cause):
+                reason += f" ({cause})"
+        except (AttributeError, IndexError, TypeError, ValueError) as error:
+            reason = f"the reply is no chat completion ({type(error).__name__}: {error})"
+        # Raised outside the except block: the original, which may quote the key, must not be chained to it.
+        where = self._client.base_url
+        if self._key:
+            reason = reason.replace(self._key, "***")
+        raise ConnectionError(
+            f"no reply from {where} for model {self.options.model!r} after {self.options.retries + 1} attempts "
+            f"at most: {reason[:500]}"
+        )
+
+    def write_state(self, folder: Path) -> None:
+        (folder / "prompted.json").write_text(json.dumps(self.history))
+        (folder / "replies.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in self.replies))
+
+    def read_state(self, folder: Path) -> None:
+        history = json.loads((folder / "prompted.json").read_text())
+        self.history = [[(text, score) for text, score in step] for step in history]
+        self.replies = [json.loads(line) for line in (folder / "replies.jsonl").read_text().splitlines()]
+
+
+def read_programs(reply: str, n: int) -> list[str]:
+    """The first n programs of a chat model's reply, one per line; missing ones are "".
+
+    Reasoning between <think> tags, code fences, numbering, bullets, quotes, backticks, markdown escapes,
+    prefixes such as ``R =`` and trailing comments are taken off. Prose is skipped. What remains is not
+    repaired: ``g1 if g2`` stays what it is, an invalid proposal.
+    """
+    reply = re.sub(r"<think>.*?(</think>|\Z)", "", reply, flags=re.DOTALL)
+    programs = [program for line in reply.splitlines() if (program := program_of(line))]
+    return (programs + [""] * n)[:n]
+
+
+def program_of(line: str) -> str:
+    """The program on one line of a reply, without spaces, or "" where there is none."""
+    line = line.replace("\\", "").replace("\u00b7", "*").replace("\u00d7", "*").replace("\u2212", "-").strip()
+    line = re.sub(r"^(?:[-\u2022]\s+|[*>]+\s*|\d+\s*[).:](?=\s|[g(`])\s*|\(\d+\)\s*(?=[g(`]))*", "", line)
+    if quoted := re.search(r"`([^`]*g_?\d[^`]*)`", line):
+        line = quoted[1]
+    line = re.sub(r"^.*[=:](?=.*g_?\{?\d)", "", line)
+    line = re.sub(r"\s*(?:#|\u2014|:|\s-+\s+[A-Za-z]{2}|\s\(?[A-Za-z]{3,}[^()]*\)$).*$", "", line)
+    line = re.sub(r"g_\{?(\d+)\}?", r"g\1", line).strip("`'\"$*;,. \t")
+    prose = re.match(r"[A-Za-z]+\s+[A-Za-z]", line) or len(re.findall(r"[A-Za-z]{3,}", line)) > 2
+    return "" if prose or not re.search(r"g\d", line) else re.sub(r"\s+", "", line)
