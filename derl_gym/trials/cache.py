@@ -8,12 +8,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import sqlite3
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from derl_gym.trials.database import explained, open_database, transaction
+from derl_gym.trials.database import Database, explained
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -24,8 +23,8 @@ class SharedCache:
     """Results by trial identity, in one SQLite file.
 
     Args:
-        path: The file; made with its folder if need be. Every call opens it anew, so the object survives forks
-            and may be used from any process or thread.
+        path: The file; made with its folder if need be. Every call opens it anew, so the object survives
+            forks and serves any process or thread.
 
     Raises:
         LedgerError: the file cannot be made, or is something else. The methods raise it as well.
@@ -41,8 +40,8 @@ class SharedCache:
     def get(self, identity: str) -> dict[str, Any] | None:
         """The result kept under an identity, or ``None``."""
         with self._open() as db:
-            row = db.execute("SELECT result FROM results WHERE identity = ?", (identity,)).fetchone()
-        return None if row is None else json.loads(row["result"])
+            rows = db.rows("SELECT result FROM results WHERE identity = ?", identity)
+        return json.loads(rows[0]["result"]) if rows else None
 
     def put(self, identity: str, result: Mapping[str, Any]) -> None:
         """Keep a result. The first one under an identity stays.
@@ -52,10 +51,10 @@ class SharedCache:
         """
         if result.get("status") not in ("scored", "invalid"):
             raise ValueError(f"only scored and invalid trials are kept, not {result.get('status')!r}")
-        with self._open() as db, transaction(db):
-            db.execute("INSERT OR IGNORE INTO results VALUES (?, ?)", (identity, json.dumps(dict(result))))
+        with self._open() as db, db.transaction():
+            db.insert("results", {"identity": identity, "result": dict(result)}, "IGNORE")
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
-        with explained(self.path), contextlib.closing(open_database(self.path, "cache", 1, SCHEMA)) as db:
+    def _open(self) -> Iterator[Database]:
+        with contextlib.closing(Database(self.path, "cache", 1, SCHEMA)) as db:
             yield db

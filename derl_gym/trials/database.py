@@ -1,16 +1,21 @@
 """SQLite with its errors in plain words; the ledger and the shared cache stand on it.
 
-A file is ours when its ``application_id`` says so, and readable when its ``user_version`` is not newer than ours.
+A file is ours when its ``application_id`` and its ``kind`` say so, and readable when its ``user_version`` is
+not newer than ours. Nothing is written to a file before that is known.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 APPLICATION_ID = 0x4445524C  # "DERL"
 
@@ -32,91 +37,138 @@ def explained(path: Path) -> Iterator[None]:
         raise LedgerError(f"cannot use {error.filename or path}: {error.strerror or error}") from error
 
 
-def open_database(
-    path: Path, kind: str, version: int, schema: str, readonly: bool = False
-) -> sqlite3.Connection:
-    """Open a file of ours, or make it with its tables in one transaction.
+class Database:
+    """One file of ours: opened, or made with its tables in one transaction.
 
     Args:
         path: The file; its folder must exist.
         kind: ``"ledger"`` or ``"cache"``, for the messages and to tell them apart.
         version: Newest schema that this code reads.
-        schema: ``CREATE`` statements, separated by ``;``.
+        schema: ``CREATE`` statements, separated by ``;``. One table is ``meta (key, value)``.
         readonly: Never create or write; a file that is being written can be read all the same.
 
-    Returns:
-        A connection in autocommit mode (use :func:`transaction`) whose rows have names.
-
     Raises:
-        LedgerError: not a file of this kind, newer schema, damaged, or no permission.
+        LedgerError: not a file of this kind, newer schema, damaged, no permission, disk full. The methods
+            raise it as well.
     """
-    with explained(path):
-        if readonly:
-            db = _connect_readonly(path)
-        else:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-            db = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
-        try:
-            db.row_factory = sqlite3.Row
-            if not readonly:
-                db.execute("PRAGMA journal_mode=WAL")
-                db.execute("PRAGMA synchronous=FULL")
-                db.execute("PRAGMA foreign_keys=ON")
-                with transaction(db):
-                    if not db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
-                        for statement in schema.split(";"):
-                            db.execute(statement)
-                        db.execute(f"PRAGMA application_id={APPLICATION_ID}")
-                        db.execute(f"PRAGMA user_version={version}")
-                        db.execute("INSERT INTO meta VALUES ('kind', ?)", (kind,))
-            _check(db, path, kind, version)
-        except BaseException:
-            db.close()
-            raise
-    return db
+
+    def __init__(self, path: Path, kind: str, version: int, schema: str, readonly: bool = False) -> None:
+        self.path = path
+        self.readonly = readonly
+        with explained(path):
+            self._db = _connect_readonly(path) if readonly else _connect(path)
+            try:
+                self._db.row_factory = sqlite3.Row
+                if readonly or self._tables():
+                    self._check(kind, version)
+                if not readonly:
+                    # One writer and many readers at once; FULL: a committed row survives a power cut as well.
+                    for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+                        self._db.execute(f"PRAGMA {setting}")
+                    if not self._tables():
+                        self._create(kind, version, schema)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def close(self) -> None:
+        """Close the file; twice is fine."""
+        with explained(self.path):
+            self._db.close()
+
+    def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
+        """The rows of a query, as dicts."""
+        with explained(self.path):
+            return [dict(row) for row in self._db.execute(query, [plain(value) for value in values])]
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is written in the block is committed at its end, all or nothing."""
+        if self.readonly:
+            raise LedgerError(f"{self.path} is open for reading only")
+        with explained(self.path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._db.execute("COMMIT")
+            except BaseException:
+                if self._db.in_transaction:
+                    with contextlib.suppress(sqlite3.Error):
+                        self._db.execute("ROLLBACK")
+                raise
+
+    def insert(self, table: str, values: dict[str, Any], conflict: str = "ABORT") -> None:
+        """Insert one row; ``conflict`` is SQLite's word for what happens when its key is there already."""
+        marks = ", ".join("?" * len(values))
+        self._db.execute(
+            f"INSERT OR {conflict} INTO {table} ({', '.join(values)}) VALUES ({marks})",
+            [plain(value) for value in values.values()],
+        )
+
+    def update(self, table: str, where: dict[str, Any], values: dict[str, Any]) -> None:
+        """Change the columns ``values`` of the rows that have the columns ``where``."""
+        changes = ", ".join(f"{name} = ?" for name in values)
+        place = " AND ".join(f"{name} = ?" for name in where)
+        self._db.execute(
+            f"UPDATE {table} SET {changes} WHERE {place}",
+            [plain(value) for value in (*values.values(), *where.values())],
+        )
+
+    def _tables(self) -> int:
+        return self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+
+    def _create(self, kind: str, version: int, schema: str) -> None:
+        with self.transaction():
+            if self._tables():
+                return  # another process was faster
+            for statement in schema.split(";"):
+                self._db.execute(statement)
+            self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
+            self._db.execute(f"PRAGMA user_version={version}")
+            self.insert("meta", {"key": "kind", "value": kind})
+
+    def _check(self, kind: str, version: int) -> None:
+        def one(query: str) -> Any:
+            return self._db.execute(query).fetchone()[0]
+
+        if not self._tables():
+            raise LedgerError(f"{self.path} is empty: the making of this {kind} was interrupted")
+        if one("PRAGMA application_id") != APPLICATION_ID:
+            raise LedgerError(f"{self.path} is a database of another program, not a derl_gym {kind}")
+        if (found := one("PRAGMA user_version")) > version:
+            raise LedgerError(
+                f"{self.path} was written by a newer derl_gym: its schema is {found}, this one reads up to {version}"
+            )
+        if (there := one("SELECT value FROM meta WHERE key = 'kind'")) != kind:
+            raise LedgerError(f"{self.path} is a derl_gym {there}, not a {kind}")
 
 
-@contextlib.contextmanager
-def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """One commit, or nothing of it."""
-    db.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        db.execute("COMMIT")
-    except BaseException:
-        if db.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                db.execute("ROLLBACK")
-        raise
+def plain(value: Any) -> Any:
+    """A value as SQLite takes it: dicts and lists as JSON, numpy's scalars as numbers (else they are blobs)."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value)
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _connect(target: Path | str, uri: bool = False) -> sqlite3.Connection:
+    if isinstance(target, Path):
+        os.close(os.open(target, os.O_RDWR | os.O_CREAT, 0o600))
+    return sqlite3.connect(target, timeout=30.0, isolation_level=None, check_same_thread=False, uri=uri)
 
 
 def _connect_readonly(path: Path) -> sqlite3.Connection:
     if not path.is_file():
         raise LedgerError(f"there is no file {path}")
     address = f"{path.absolute().as_uri()}?mode=ro"
-    # Without write permission SQLite cannot make the index of the write-ahead log; if there is no log either,
-    # nobody is writing and the file may be read as it lies.
+    # Without write permission SQLite cannot make the index of the write-ahead log; where there is no log
+    # either, nobody is writing and the file may be read as it lies.
     if not os.access(path.parent, os.W_OK) and not path.with_name(path.name + "-wal").exists():
         address += "&immutable=1"
-    return sqlite3.connect(address, uri=True, timeout=30.0, isolation_level=None, check_same_thread=False)
-
-
-def _check(db: sqlite3.Connection, path: Path, kind: str, version: int) -> None:
-    if db.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise LedgerError(f"{path} is a database of another program, not a derl_gym {kind}")
-    found = db.execute("PRAGMA user_version").fetchone()[0]
-    if found > version:
-        raise LedgerError(
-            f"{path} was written by a newer derl_gym (schema {found}, this one reads up to {version}): upgrade derl_gym"
-        )
-    if (there := db.execute("SELECT value FROM meta WHERE key = 'kind'").fetchone()[0]) != kind:
-        raise LedgerError(f"{path} is a derl_gym {there}, not a {kind}")
-    if (verdict := db.execute("PRAGMA quick_check(1)").fetchone()[0]) != "ok":
-        raise LedgerError(f"{path} is damaged: {verdict}")
+    return _connect(address, uri=True)
 
 
 def _explain(error: sqlite3.Error, path: Path) -> str:
-    name = getattr(error, "sqlite_errorname", "") or ""
+    name = getattr(error, "sqlite_errorname", None) or ""
     if name.startswith("SQLITE_FULL"):
         return f"disk full: {path} was not written"
     if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_CANTOPEN")):

@@ -1,15 +1,13 @@
 """The local pool: jobs in child processes of a fork server, with limits that hold and nothing left behind.
 
 The pool keeps the queue, the retries and the device leases; ``server.py`` forks, kills and reaps. One server
-per pool is started at the first job and stays warm. No pickles, no ``multiprocessing``: a user's script needs no
-``if __name__ == "__main__"``. POSIX only; the kernel's help against orphans of a killed server is Linux only.
+per pool is started at the first job and stays warm. No pickles, no ``multiprocessing``: a user's script needs
+no ``if __name__ == "__main__"``. POSIX only; that children die with a killed server is Linux only.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import errno
 import json
 import os
 import signal
@@ -21,78 +19,54 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from pathlib import Path
 from typing import IO, Any
 
-from derl_gym.trials.server import kill_group
+from derl_gym.trials.jobs import (
+    Job,
+    Outcome,
+    check_distinct,
+    describe_exit,
+    explain,
+    prepare_folder,
+    read_result,
+)
+
+__all__ = ["Job", "LocalPool", "Outcome", "PoolError"]
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
     "from derl_gym.trials.server import main; main(int(sys.argv[1]))"
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_GRACE = 10.0
-"""Seconds past a limit, or past a job's sending, after which a silent server counts as dead."""
+_GRACE = 10.0  # seconds past a limit, or past a job's sending, after which a silent server counts as dead
 
 
 class PoolError(RuntimeError):
     """The pool cannot work at all: a preload does not import, or the server does not start."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Job:
-    """One call in a process of its own.
-
-    Attributes:
-        id: Unique among the jobs of one :meth:`LocalPool.run`.
-        target: ``"module:function"``, called as ``function(payload, folder)``; returns a JSON-able dict.
-        payload: JSON-able argument.
-        folder: Made if need be, and the job's alone: ``log.txt`` (both output streams of all attempts),
-            ``result.json`` or ``error.json``.
-        timeout: Wall-clock seconds of one attempt, after which its process group is killed.
-        env: Environment variables that the child gets on top of the driver's.
-    """
-
-    id: str
-    target: str
-    payload: dict[str, Any]
-    folder: Path
-    timeout: float | None = None
-    env: dict[str, str] = dataclasses.field(default_factory=dict)
+class _ServerLost(Exception):
+    """The server died or hangs; the message says which."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """How a job ended, after its last attempt.
-
-    Attributes:
-        id: The job's.
-        result: What the target returned; ``None`` when it failed.
-        failure: One sentence on what went wrong in the last attempt; ``None`` with a result.
-        attempts: Attempts made, 1 or more.
-        seconds: Wall-clock seconds of the last attempt, from fork to exit.
-        pid: Process id of the last attempt; ``None`` when it never started.
-    """
-
-    id: str
-    result: dict[str, Any] | None
-    failure: str | None
-    attempts: int
-    seconds: float
-    pid: int | None
-
-
-@dataclasses.dataclass
 class _Attempt:
-    job: Job
-    number: int = 1
-    device: str | None = None
-    pid: int | None = None
-    overdue: float = float("inf")
+    """One try of a job, from the queue to its end."""
+
+    def __init__(self, job: Job, number: int = 1) -> None:
+        self.job = job
+        self.number = number
+        self.device: str | None = None
+        self.pid: int | None = None
+        self.overdue = time.monotonic() + _GRACE
+
+    def started(self, pid: int) -> None:
+        self.pid = pid
+        limit = self.job.timeout
+        self.overdue = float("inf") if limit is None else time.monotonic() + limit + _GRACE
 
 
 class LocalPool:
-    """Runs jobs on this machine, ``workers`` at a time.
+    """Runs jobs on this machine, ``workers`` at a time. A context manager; belongs to one thread.
 
     Args:
         workers: Jobs that run at once; ``None``: one per device, or 1 without devices.
@@ -101,8 +75,11 @@ class LocalPool:
         devices: Each running job leases one of these for itself and sees it as ``CUDA_VISIBLE_DEVICES``.
         start_timeout: Seconds that the server may take for the preloads.
 
-    A pool belongs to one thread. It is a context manager; :meth:`close` ends its server, and so does the end of
-    the driver in whatever way.
+    Raises:
+        ValueError: fewer devices than workers, or the like.
+        PoolError: the operating system has no ``fork``.
+
+    The server and what it runs end with :meth:`close`, and with the driver, however that ends.
     """
 
     def __init__(
@@ -134,23 +111,22 @@ class LocalPool:
     ) -> Generator[Outcome, None, None]:
         """Run jobs and yield their outcomes in the order in which they end.
 
-        Closing the generator early, or an exception in it (Ctrl-C), kills what runs; wrap it in
-        ``contextlib.closing`` where the loop over it may be left by an exception. A new call closes the last one.
+        Closing the generator early, or an exception in it (Ctrl-C), kills what runs. Wrap it in
+        ``contextlib.closing`` where the loop over it may be left by an exception. A new call closes the last.
 
         Args:
             jobs: Started in this order. Ids and folders must differ.
-            on_start: Called as ``on_start(job, pid, attempt)`` when an attempt has started.
+            on_start: Called as ``on_start(job, pid, attempt)`` when an attempt has started, in the driver.
+
+        Returns:
+            A generator of one outcome per job. Limits hold while it waits for its consumer, too.
 
         Raises:
             ValueError: two jobs share an id or a folder.
             PoolError: the server cannot start; no job is to blame.
         """
         jobs = list(jobs)
-        for name in ("id", "folder"):
-            values = [str(getattr(job, name)) for job in jobs]
-            if len(set(values)) < len(values):
-                twice = next(value for value in values if values.count(value) > 1)
-                raise ValueError(f"two jobs have the {name} {twice!r}: each needs its own")
+        check_distinct(jobs)
         if self._active is not None:
             self._active.close()
         self._active = self._run(jobs, on_start)
@@ -160,7 +136,6 @@ class LocalPool:
         """Kill what runs and end the server. A closed pool that is used again starts a new one."""
         if self._active is not None:
             self._active.close()
-            self._active = None
         self._stop()
 
     def __enter__(self) -> LocalPool:
@@ -169,18 +144,17 @@ class LocalPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(
-        self, jobs: list[Job], on_start: Callable[[Job, int, int], None] | None
-    ) -> Generator[Outcome, None, None]:
+    def _run(self, jobs: list[Job], on_start: Callable[[Job, int, int], None] | None) -> Generator[Outcome, None, None]:
         waiting = deque(_Attempt(job) for job in jobs)
         running: dict[str, _Attempt] = {}
         free = list(self.devices or ())
         ended: list[Outcome] = []
 
         def end(
-            attempt: _Attempt, failure: str | None, result: dict[str, Any] | None, seconds: float
+            attempt: _Attempt, failure: str | None, result: dict[str, Any] | None = None, seconds: float = 0.0
         ) -> None:
-            if running.pop(attempt.job.id, None) and attempt.device is not None:
+            del running[attempt.job.id]
+            if attempt.device is not None:
                 free.append(attempt.device)
             if failure is not None and attempt.number < self.attempts:
                 waiting.appendleft(_Attempt(attempt.job, attempt.number + 1))
@@ -194,93 +168,77 @@ class LocalPool:
                         server = self._server or self._start()
                         attempt = waiting.popleft()
                         running[attempt.job.id] = attempt
-                        if self.devices is not None:
-                            attempt.device = free.pop(0)
+                        attempt.device = free.pop(0) if self.devices else None
                         try:
-                            order = _prepare(attempt)
+                            order = _order(attempt)
                         except OSError as error:
-                            end(attempt, _advise(f"cannot use {attempt.job.folder}: {error}"), None, 0.0)
+                            end(attempt, explain(f"{attempt.job.folder} cannot be used: {error}"))
                             continue
                         server.send(order)
-                        attempt.overdue = time.monotonic() + _GRACE
-                    while ended:  # slots are filled by now: a slow consumer idles no worker
+                    while ended:  # the slots are filled by now: a slow consumer idles no worker
                         yield ended.pop(0)
-                    for message in self._receive(running):
-                        attempt = running[
-                            next(message[key] for key in ("started", "ended", "refused") if key in message)
-                        ]
-                        if "started" in message:
-                            attempt.pid = message["pid"]
-                            limit = attempt.job.timeout
-                            attempt.overdue = (
-                                float("inf") if limit is None else time.monotonic() + limit + _GRACE
-                            )
+                    for message in self._messages(running):
+                        attempt = running[message["id"]]
+                        if message["event"] == "started":
+                            attempt.started(message["pid"])
                             if on_start is not None:
                                 on_start(attempt.job, message["pid"], attempt.number)
-                        elif "refused" in message:
-                            end(attempt, message["reason"], None, 0.0)
+                        elif message["event"] == "refused":
+                            end(attempt, explain(message["reason"]))
                         else:
-                            result, failure = _read(attempt.job, message["status"], message["timed_out"])
+                            result, failure = read_result(attempt.job, message["status"], message["timed_out"])
                             end(attempt, failure, result, message["seconds"])
                 except _ServerLost as lost:
-                    self._stop(running.values())
+                    self._stop(running)
                     for attempt in list(running.values()):
-                        end(attempt, str(lost), None, 0.0)
+                        end(attempt, explain(str(lost)))
         finally:
+            self._active = None
             if running:
-                self._stop(running.values())
+                self._stop(running)
 
-    def _receive(self, running: dict[str, _Attempt]) -> list[dict[str, Any]]:
+    def _messages(self, running: dict[str, _Attempt]) -> list[dict[str, Any]]:
         if not running or self._server is None:
             return []
         # What the server said while the consumer was busy is read before anything counts as overdue.
-        overdue = min(attempt.overdue for attempt in running.values())
         messages = self._server.receive(0.0)
         if not messages:
-            now = time.monotonic()
-            messages = self._server.receive(None if overdue == float("inf") else max(0.0, overdue - now))
+            overdue = min(attempt.overdue for attempt in running.values())
+            wait = None if overdue == float("inf") else max(0.0, overdue - time.monotonic())
+            messages = self._server.receive(wait)
             if not messages and time.monotonic() >= overdue:
                 raise _ServerLost("the pool's server stopped answering and was killed")
         return messages
 
     def _start(self) -> _Server:
-        self._server = server = _Server()
         try:
+            self._server = server = _Server()
             server.send({"preload": self.preload})
             deadline = time.monotonic() + self.start_timeout
             answers: list[dict[str, Any]] = []
-            while not answers and (patience := deadline - time.monotonic()) > 0:
-                answers = server.receive(patience)
-        except _ServerLost as lost:
-            output = server.output()
+            while not answers and time.monotonic() < deadline:
+                answers = server.receive(deadline - time.monotonic())
+            answer = answers[0] if answers else {"event": f"was not ready within {self.start_timeout:g} s"}
+            if answer["event"] != "ready":
+                raise _ServerLost(f"the pool's server {answer['event']}")
+            return server
+        except (_ServerLost, OSError) as error:
+            output = "" if self._server is None else self._server.output()
             self._stop()
-            raise PoolError(f"the pool's server did not start: {lost}{output}") from None
+            raise PoolError(f"{error}{output}") from None
         except BaseException:
             self._stop()
             raise
-        if not answers or "preload_failed" in answers[0]:
-            reason = (
-                answers[0]["preload_failed"] if answers else f"{self.preload} within {self.start_timeout:g} s"
-            )
-            output = server.output()
-            self._stop()
-            raise PoolError(f"the pool's server could not import {reason}{output}")
-        return server
 
-    def _stop(self, running: Iterable[_Attempt] = ()) -> None:
+    def _stop(self, running: dict[str, _Attempt] | None = None) -> None:
         server, self._server = self._server, None
         if server is not None:
             server.stop()
-        groups = [attempt.pid for attempt in running if attempt.pid is not None]
-        for pid in groups:
-            kill_group(pid)
+        groups = [attempt.pid for attempt in (running or {}).values() if attempt.pid is not None]
         deadline = time.monotonic() + 2.0
-        while any(map(_alive, groups)) and time.monotonic() < deadline:
+        # A server that was itself killed could not do this; until they are gone they hold memory and devices.
+        while any([_kill(group) for group in groups]) and time.monotonic() < deadline:
             time.sleep(0.01)
-
-
-class _ServerLost(Exception):
-    """The server died or hangs; its message says which."""
 
 
 class _Server:
@@ -289,11 +247,10 @@ class _Server:
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._buffer = b""
-        self._output = tempfile.TemporaryFile()
-        path = json.dumps([os.path.abspath(entry) for entry in sys.path])
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115, closed by stop()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), path],
+                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(_path())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,
@@ -301,9 +258,7 @@ class _Server:
                 start_new_session=True,  # Ctrl-C in a terminal reaches the driver alone
                 env={**_ONE_THREAD, **os.environ},
             )
-        self.stop = weakref.finalize(
-            self, _end_server, self._process, self._socket, self._output, os.getpid()
-        )
+        self.stop = weakref.finalize(self, _end_server, self._process, self._socket, self._output, os.getpid())
 
     def send(self, message: dict[str, Any]) -> None:
         line = json.dumps(message).encode() + b"\n"
@@ -335,10 +290,9 @@ class _Server:
 
     def _death(self) -> str:
         try:
-            status = self._process.wait(1.0)
+            return f"the pool's server ended: {describe_exit(self._process.wait(1.0))}"
         except subprocess.TimeoutExpired:
             return "the pool's server stopped answering and was killed"
-        return f"the pool's server was {_ending(status)}"
 
 
 def _end_server(process: subprocess.Popen[bytes], end: socket.socket, output: IO[bytes], owner: int) -> None:
@@ -353,74 +307,28 @@ def _end_server(process: subprocess.Popen[bytes], end: socket.socket, output: IO
     output.close()
 
 
-def _prepare(attempt: _Attempt) -> dict[str, Any]:
-    """Clear the folder of what an earlier attempt left, and write the order for the server."""
+def _order(attempt: _Attempt) -> dict[str, Any]:
     job = attempt.job
-    folder = Path(job.folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in ("result.json", "error.json"):
-        (folder / name).unlink(missing_ok=True)
     return {
         "id": job.id,
         "target": job.target,
         "payload": job.payload,
-        "folder": str(folder),
+        "folder": str(prepare_folder(job)),
         "limit": job.timeout,
         "env": job.env if attempt.device is None else {**job.env, "CUDA_VISIBLE_DEVICES": attempt.device},
-        "path": [os.path.abspath(entry) for entry in sys.path],
+        "path": _path(),
         "cwd": os.getcwd(),
         "attempt": attempt.number,
     }
 
 
-def _read(job: Job, status: int, timed_out: bool) -> tuple[dict[str, Any] | None, str | None]:
-    """The result of an attempt, or what went wrong in words."""
-    folder = Path(job.folder)
-    if timed_out:
-        failure = f"exceeded its limit of {job.timeout:g} s"
-    elif status == 0:
-        try:
-            return json.loads((folder / "result.json").read_text()), None
-        except (OSError, ValueError) as error:
-            failure = f"its result cannot be read: {error}"
-    else:
-        failure = _ending(status)
-        if status == 1:
-            with contextlib.suppress(OSError, ValueError):
-                error = json.loads((folder / "error.json").read_text())
-                failure = f"{error['type']}: {error['message'].strip()}".removesuffix(": ")
-    return None, f"{_advise(failure)} (log: {folder / 'log.txt'})"
+def _path() -> list[str]:
+    return [os.path.abspath(entry) for entry in sys.path]
 
 
-def _ending(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "killed by signal 9 (out of memory?)"
-    if status < 0:
-        return f"killed by signal {-status} ({signal.strsignal(-status)})"
-    reason = (
-        f" ({os.strerror(status)})"
-        if status in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT)
-        else ""
-    )
-    return f"exited with status {status}{reason}"
-
-
-def _advise(failure: str) -> str:
-    """Shorten a failure, and say what helps against the two that users meet most."""
-    failure = failure if len(failure) <= 500 else failure[:500] + " ..."
-    low = failure.lower()
-    if "out of memory" in low or "memoryerror" in low or "cannot allocate memory" in low:
-        return f"{failure}; a smaller micro_batch_size or batch_size, or fewer workers, needs less memory"
-    if os.strerror(errno.ENOSPC).lower() in low or os.strerror(errno.EDQUOT).lower() in low:
-        return f"{failure}; the disk is full"
-    return failure
-
-
-def _alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return False
-    return True
+def _kill(group: int) -> bool:
+    """Kill a process group; whether there was anything left of it."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+        return True
+    return False

@@ -1,12 +1,11 @@
 """The fork server: one process that imports the heavy libraries once and forks a child for every job.
 
-The pool starts it and talks to it in JSON lines over a socket. It never starts a thread, so forking is safe,
-and it never runs a job itself. Standard library only; what a job is about is the target function's business.
-When the driver goes away, however it dies, the socket ends and every child's process group is killed.
+The pool starts it and talks to it in JSON lines over a socket. It starts no thread, so forking is safe, and it
+runs no job itself. When the driver goes away, in whatever way, every child's process group is killed.
 
-Driver to server: ``{"preload": [module, ...]}`` once, then jobs ``{"id", "target", "payload", "folder", "limit",
-"env", "path", "cwd", "attempt"}``. Server to driver: ``{"ready": true}`` or ``{"preload_failed": text}``, then
-``{"started": id, "pid"}`` and ``{"ended": id, "status", "timed_out", "seconds"}``, or ``{"refused": id, "reason"}``.
+To the server: ``{"preload": [module, ...]}`` once, then jobs (``_order`` in ``pool.py``). From it: the event
+``"ready"``, or one that says why not; then ``"started"`` (id, pid) and ``"ended"`` (id, status, timed_out,
+seconds) for every job, or ``"refused"`` (id, reason).
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from typing import Any, NoReturn
 PR_SET_PDEATHSIG = 1
 
 
-def kill_group(pid: int) -> None:
-    """Kill a job and everything it started. A child that has no group of its own yet is killed alone."""
-    for kill in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(pid, signal.SIGKILL)
+def kill_group(group: int) -> None:
+    """Kill what is left of a process group."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
 
 
 class Server:
@@ -79,9 +77,7 @@ class Server:
 
     def _patience(self) -> float:
         now = time.monotonic()
-        return max(
-            0.0, min([1.0, *(run["deadline"] - now for run in self.running.values() if not run["timed_out"])])
-        )
+        return max(0.0, min([1.0, *(run["deadline"] - now for run in self.running.values() if not run["timed_out"])]))
 
     def _take_jobs(self) -> bool:
         data = self.driver.recv(1 << 16)
@@ -99,7 +95,8 @@ class Server:
         try:
             pid = os.fork()
         except OSError as error:
-            self.send(refused=job["id"], reason=f"the system refused a new process: {error.strerror}")
+            reason = f"the system refused a new process: {error.strerror}"
+            self.send("refused", id=job["id"], reason=reason)
             return
         if pid == 0:
             self._become_child(job, server)
@@ -111,7 +108,7 @@ class Server:
             "deadline": float("inf") if limit is None else now + limit,
             "timed_out": False,
         }
-        self.send(started=job["id"], pid=pid)
+        self.send("started", id=job["id"], pid=pid)
 
     def _become_child(self, job: dict[str, Any], server: int) -> NoReturn:
         """In the forked child: cut what ties it to the server, then run the job. Never returns."""
@@ -143,7 +140,8 @@ class Server:
                 continue  # something that a preloaded module had started
             kill_group(pid)  # what the job started and left behind
             self.send(
-                ended=run["id"],
+                "ended",
+                id=run["id"],
                 status=os.waitstatus_to_exitcode(status),
                 timed_out=run["timed_out"],
                 seconds=time.monotonic() - run["begin"],
@@ -154,19 +152,25 @@ class Server:
         for pid, run in self.running.items():
             if now >= run["deadline"] and not run["timed_out"]:
                 run["timed_out"] = True
-                kill_group(pid)
+                _kill_child(pid)
 
     def _kill_all(self) -> None:
         for pid in self.running:
-            kill_group(pid)
+            _kill_child(pid)
         for pid in self.running:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, 0)
             kill_group(pid)
 
-    def send(self, **message: Any) -> None:
+    def send(self, event: str, **fields: Any) -> None:
         """One JSON line to the driver."""
-        self.driver.sendall(json.dumps(message).encode() + b"\n")
+        self.driver.sendall(json.dumps({"event": event, **fields}).encode() + b"\n")
+
+
+def _kill_child(pid: int) -> None:
+    kill_group(pid)
+    with contextlib.suppress(ProcessLookupError):  # so young that it has no group of its own yet
+        os.kill(pid, signal.SIGKILL)
 
 
 def run_job(job: dict[str, Any]) -> NoReturn:
@@ -262,9 +266,9 @@ def main(descriptor: int) -> None:
             importlib.import_module(module)
         except BaseException as error:
             traceback.print_exc()
-            server.send(preload_failed=f"{module}: {type(error).__name__}: {error}")
+            server.send(f"could not import {module}: {type(error).__name__}: {error}")
             return
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody's collector touches them
-    server.send(ready=True)
+    server.send("ready")
     server.serve()

@@ -1,0 +1,140 @@
+"""A run directory: one writer at a time, one configuration for good, one database.
+
+``ledger.py`` builds on it. This file knows nothing of programs and scores.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from derl_gym.trials.database import Database, LedgerError, explained
+
+
+class LockedRunDirectory(LedgerError):
+    """Another live process writes this run directory."""
+
+
+class RunDirectoryMismatch(LedgerError):
+    """The run directory belongs to a search with another configuration."""
+
+
+class RunDirectory:
+    """The folder of one search, opened; see :class:`derl_gym.trials.ledger.Ledger` for arguments and errors.
+
+    Attributes:
+        run_dir: The folder, absolute.
+        path: Its database file.
+        config: The recorded configuration.
+        readonly: Whether it was opened without the lock.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        config: Mapping[str, Any] | None,
+        readonly: bool,
+        version: int,
+        schema: str,
+    ) -> None:
+        self.run_dir = Path(run_dir).absolute()
+        self.path = self.run_dir / "ledger.sqlite"
+        self.readonly = readonly
+        self._lock: int | None = None
+        wanted = None if config is None else json.loads(json.dumps(dict(config)))
+        if wanted is None and not self.path.is_file():
+            raise LedgerError(f"there is no ledger in {self.run_dir}")
+        if not readonly:
+            with explained(self.run_dir):
+                self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self._lock = _lock(self.run_dir / "lock")
+        try:
+            self._db = Database(self.path, "ledger", version, schema, readonly)
+            try:
+                verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
+                if verdict != "ok":
+                    raise LedgerError(f"{self.path} is damaged: {verdict}")
+                self.config = self._agree(wanted)
+                if not readonly:
+                    self._recover()
+            except BaseException:
+                self._db.close()
+                raise
+        except BaseException:
+            self._unlock()
+            raise
+
+    def close(self) -> None:
+        """Close the file and free the lock; twice is fine."""
+        self._db.close()
+        self._unlock()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _recover(self) -> None:
+        """Put right what a killed writer left; the lock is held."""
+
+    def _agree(self, wanted: dict[str, Any] | None) -> dict[str, Any]:
+        """The recorded configuration, which must be the wanted one; recorded now where there is none."""
+        rows = self._db.rows("SELECT value FROM meta WHERE key = 'config'")
+        if not rows:
+            if wanted is None or self.readonly:
+                raise LedgerError(f"{self.path} has no configuration: its making was interrupted")
+            with self._db.transaction():
+                self._db.insert("meta", {"key": "config", "value": wanted})
+                self._db.insert("meta", {"key": "created_at", "value": now()})
+            return wanted
+        recorded = json.loads(rows[0]["value"])
+        if wanted is not None and recorded != wanted:
+            raise RunDirectoryMismatch(
+                f"{self.run_dir} holds a search with another configuration; use another run directory, "
+                "or the settings it was made with:\n" + "\n".join(_differences(recorded, wanted))
+            )
+        return recorded
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _lock(path: Path) -> int:
+    """Take the run directory's lock; the kernel frees it when this process ends, however it ends."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            raise LockedRunDirectory(
+                f"{path.parent} is being written by {holder}; wait for it, or use another run directory"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _differences(recorded: Any, wanted: Any, name: str = "") -> list[str]:
+    if isinstance(recorded, dict) and isinstance(wanted, dict):
+        lines = []
+        for key in sorted({*recorded, *wanted}):
+            there, here = recorded.get(key, "(absent)"), wanted.get(key, "(absent)")
+            if there != here:
+                lines += _differences(there, here, f"{name}.{key}" if name else key)
+        return lines
+    return [f"  {name}: {recorded!r} there, {wanted!r} now"]
+
+
+def now() -> str:
+    """The time of the clock, UTC, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
