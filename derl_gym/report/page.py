@@ -1,0 +1,151 @@
+"""The report: one HTML file that needs nothing else, no network, no folder beside it.
+
+What the page says is gathered here, how it looks stands in ``report.html.j2``. Needs the extra ``report``
+(plotly, jinja2). Whatever a proposer wrote is escaped by the template.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+import os
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from plotly.offline import get_plotlyjs
+
+import derl_gym
+from derl_gym.report import figures
+from derl_gym.report.estimates import Estimate, duration, estimate, quantity
+from derl_gym.report.mathml import mathml
+from derl_gym.report.runs import Row, Run, load_runs
+from derl_gym.report.summary import by_label, summarise
+
+TOP_PROGRAMS = 8
+TOP_CURVES = 5
+
+
+def render(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
+    """See :func:`derl_gym.report.write_report`."""
+    runs = load_runs(run_dirs)
+    summaries = [summarise(label, group) for label, group in by_label(runs).items()]
+    page = _environment().get_template("report.html.j2").render(
+        version=derl_gym.__version__,
+        made=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+        headings=_headings(runs),
+        settings=_settings(runs),
+        folders=[str(run.folder) for run in runs],
+        summaries=summaries,
+        waiting=sum(summary.waiting for summary in summaries),
+        has_test=any(summary.test for summary in summaries),
+        figures={
+            "scores": _markup(figures.scores_figure(runs)),
+            "test": _markup(figures.test_figure(runs)),
+            "structures": _markup(figures.structures_figure(runs)),
+            "learning": _markup(figures.learning_figure(_best_trials(runs))),
+            "cost": _markup(figures.cost_figure(summaries)),
+        },
+        programs=_best_programs(runs),
+        plotly=Markup(get_plotlyjs()),
+    )
+    return _write(Path(out), page)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("derl_gym.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"quantity": quantity, "duration": duration}
+    return environment
+
+
+def _markup(figure: Any) -> Markup | None:
+    if figure is None:
+        return None
+    config = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=config))
+
+
+def _headings(runs: Sequence[Run]) -> list[str]:
+    """One line per environment: its id, task, version and variant."""
+    lines = [
+        f"{run.config.get('environment') or 'an environment without an id'}: "
+        f"task {run.config.get('task_name', '?')} version {run.config.get('task_version', '?')}, "
+        f"variant {run.config.get('variant', '?')}, {run.config.get('outer_steps', '?')} outer steps of "
+        f"{run.config.get('group_size', '?')} programs"
+        for run in runs
+    ]
+    return list(dict.fromkeys(lines))
+
+
+def _settings(runs: Sequence[Run]) -> list[tuple[str, str]]:
+    """Every setting, and all its values where runs differ."""
+    values: dict[str, list[str]] = {}
+    for run in runs:
+        flat = {key: value for key, value in run.config.items() if key != "inner"}
+        flat |= {f"inner.{key}": value for key, value in (run.config.get("inner") or {}).items()}
+        for key, value in flat.items():
+            if str(value) not in values.setdefault(key, []):
+                values[key].append(str(value))
+    return [(key, " | ".join(found)) for key, found in values.items()]
+
+
+def _best_trials(runs: Sequence[Run]) -> list[tuple[str, Row]]:
+    """The best inner runs, at most one of each class of programs."""
+    scored = [(run.label, row) for run in runs for row in run.trials.values() if row["status"] == "scored"]
+    scored.sort(key=lambda pair: -pair[1]["score"])
+    classes: dict[str, tuple[str, Row]] = {}
+    for label, row in scored:
+        classes.setdefault(row["key"] or row["program"], (label, row))
+    return list(classes.values())[:TOP_CURVES]
+
+
+def _best_programs(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The best classes of programs over all agents: their scores, formula and audit."""
+    classes: dict[str, list[tuple[Run, Row]]] = {}
+    for run in runs:
+        for row in run.trials.values():
+            if row["status"] == "scored":
+                classes.setdefault(row["key"] or row["program"], []).append((run, row))
+    ranked = sorted(classes.values(), key=lambda rows: -statistics.fmean(row["score"] for _, row in rows))
+    return [_program_card(rows) for rows in ranked[:TOP_PROGRAMS]]
+
+
+def _program_card(rows: Sequence[tuple[Run, Row]]) -> dict[str, Any]:
+    run, first = rows[0]
+    scores = [row["score"] for _, row in rows]
+    parsed, analysis = run.parse(first["program"]), run.analyse(first["program"])
+    spellings = dict.fromkeys(row["program"] for _, row in rows)
+    return {
+        "program": first["program"],
+        "others": [text for text in spellings if text != first["program"]],
+        "score": estimate(scores) or Estimate(math.nan, None, 0),
+        "agents": list(dict.fromkeys(found.label for found, _ in rows)),
+        "math": None if parsed is None else Markup(mathml(parsed)),
+        "latex": None if parsed is None else parsed.latex(),
+        "audit": None if analysis is None else analysis,
+        "undefined": 0
+        if analysis is None
+        else analysis.undefined
+        if isinstance(analysis.undefined, int)
+        else len(analysis.undefined),
+    }
+
+
+def _write(out: Path, page: str) -> Path:
+    """Write the page so that nobody ever reads half of it."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=out.parent, suffix=".html", delete=False) as file:
+        file.write(page)
+    os.chmod(file.name, 0o644)
+    os.replace(file.name, out)
+    return out

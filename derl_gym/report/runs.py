@@ -1,0 +1,165 @@
+"""Run directories as the report reads them: ledgers, which agent wrote them, and what its programs are like.
+
+Only reads: also while a search is running, also of a directory that is not ours. Ledgers know the search but
+not the agent: ``search.json`` beside the ledger, written by the command line, names it, and so does the agent's
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from derl_gym.programs import Analysis, InvalidProgram, RewardProgram
+from derl_gym.protocol import TEST_ANALYSIS
+from derl_gym.tasks import Primitive, load_task
+from derl_gym.trials.ledger import Ledger
+
+SEARCH_FILE = "search.json"
+"""What a search was started with: environment, settings, agent, options, seed."""
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory.
+
+    Attributes:
+        folder: Where it is.
+        label: The agent, with whatever sets it apart from the other runs of the report.
+        agent: The agent's name; the folder's where nobody said.
+        options: The agent's options.
+        seed: The search's seed, ``None`` where it is unknown.
+        config: The ledger's configuration.
+        proposals: The ledger's proposals, each with its ``structure`` in addition.
+        trials: The ledger's trials by identity.
+        finals: The ledger's final trainings.
+        tests: Test scores by trial, where the finished search was analysed on the test split.
+        primitives: g1..gk; empty where the task cannot be loaded here.
+    """
+
+    folder: Path
+    label: str
+    agent: str
+    options: Row
+    seed: int | None
+    config: Row
+    proposals: tuple[Row, ...]
+    trials: dict[str, Row]
+    finals: tuple[Row, ...]
+    tests: dict[str, float]
+    primitives: tuple[Primitive, ...]
+
+    def steps(self) -> dict[int, list[list[Row]]]:
+        """Complete groups by outer step: one list of proposals per episode.
+
+        A group counts when nothing in it is still waiting: the mean of a part would be another number.
+        """
+        groups: dict[tuple[int, int], list[Row]] = {}
+        for row in self.proposals:
+            groups.setdefault((row["step"], row["episode"]), []).append(row)
+        whole = self.config.get("group_size", 1)
+        steps: dict[int, list[list[Row]]] = {}
+        for (step, _), rows in sorted(groups.items()):
+            if len(rows) >= whole and all(row["status"] != "proposed" for row in rows):
+                steps.setdefault(step, []).append(rows)
+        return steps
+
+    def parse(self, program: str) -> RewardProgram | None:
+        """The program, or ``None`` where it is ill-formed."""
+        try:
+            return RewardProgram.parse(
+                program, k=len(self.primitives) or 9, primitives=self.config.get("primitives")
+            )
+        except InvalidProgram:
+            return None
+
+    def analyse(self, program: str) -> Analysis | None:
+        """What is known about the program; ``None`` where it is ill-formed or the task cannot be loaded."""
+        parsed = self.parse(program) if self.primitives else None
+        return None if parsed is None else _analysis(parsed, self.primitives)
+
+
+@functools.lru_cache(maxsize=4096)
+def _analysis(program: RewardProgram, primitives: tuple[Primitive, ...]) -> Analysis:
+    return program.analyse(primitives)
+
+
+def load_runs(run_dirs: Iterable[str | Path]) -> list[Run]:
+    """Read run directories, and those below a directory that is none itself.
+
+    Raises:
+        FileNotFoundError: when there is no ledger in or below one of them.
+        LedgerError: when a ledger cannot be read.
+    """
+    folders: list[Path] = []
+    for run_dir in map(Path, run_dirs):
+        found = sorted(path.parent for path in run_dir.rglob("ledger.sqlite"))
+        if not found:
+            raise FileNotFoundError(f"there is no ledger.sqlite in or below {run_dir}")
+        folders += [folder for folder in found if folder not in folders]
+    runs = [_load(folder) for folder in folders]
+    return [replace(run, label=label) for run, label in zip(runs, _labels(runs), strict=True)]
+
+
+def _load(folder: Path) -> Run:
+    with Ledger(folder, readonly=True) as ledger:
+        config = ledger.config
+        trials = {row["identity"]: row for row in ledger.trials()}
+        proposals, finals = ledger.proposals(), ledger.finals()
+        episodes = ledger.episodes()
+    asked = _agent_of(folder)
+    seed = asked.get("seed", episodes[0]["seed"] if episodes else None)
+    agent = str(asked.get("agent") or folder.name)
+    try:
+        primitives = load_task(config["task"], config.get("task_options"), config.get("flip", ())).primitives
+    except (KeyError, TypeError, ValueError, OSError):
+        primitives = ()
+    options = asked.get("agent_options") or asked.get("options") or {}
+    tests = _json(folder / TEST_ANALYSIS)
+    run = Run(folder, agent, agent, options, seed, config, (), trials, tuple(finals), tests, primitives)
+    for row in proposals:
+        analysis = run.analyse(row["program"])
+        row["structure"] = "invalid" if analysis is None else analysis.structure
+    return replace(run, proposals=tuple(proposals))
+
+
+def _agent_of(folder: Path) -> Row:
+    """The search file, else the newest checkpoint's own description, else nothing."""
+    for path in (folder / SEARCH_FILE, *sorted(folder.glob("checkpoints/*/agent.json"), reverse=True)):
+        if found := _json(path):
+            return found
+    return {}
+
+
+def _json(path: Path) -> Row:
+    """The object in a file; nothing where there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _labels(runs: Sequence[Run]) -> list[str]:
+    """Agent names, and after them the environment, variant or options in which runs differ."""
+    environments = {run.config.get("environment") for run in runs}
+    variants = {run.config.get("variant") for run in runs}
+    labels = []
+    for run in runs:
+        parts = [run.agent]
+        if len(environments) > 1:
+            parts.append(str(run.config.get("environment")))
+        if len(variants) > 1:
+            parts.append(str(run.config.get("variant")))
+        others = [other.options for other in runs if other.agent == run.agent]
+        for key in sorted({key for options in others for key in options}):
+            if any(options.get(key) != run.options.get(key) for options in others):
+                parts.append(f"{key}={run.options.get(key, 'default')}")
+        labels.append(" ".join(parts))
+    return labels
