@@ -96,6 +96,8 @@ def parse(
     Raises:
         InvalidProgram: for anything that is not well formed, a name that is not there, a number that is not
             finite in float64, or a constant part that cannot be computed (``1/0``, ``9**9**9``).
+        TypeError: for a text that is no string.
+        ValueError: for primitives that are not among g1..gk.
     """
     check_text(text)
     if not text.strip(" "):
@@ -118,6 +120,8 @@ def parse(
         raise InvalidProgram(f"cannot be parsed: {type(error).__name__}") from None
     columns = {f"g{i + 1}": i for i in range(k)}
     if primitives is not None:
+        if unknown := sorted(set(primitives) - set(columns)):
+            raise ValueError(f"expected primitives among g1..g{k}, got {', '.join(unknown)}")
         columns = {name: i for name, i in columns.items() if name in primitives}
     return _flatten(tree, body, columns, indent)
 
