@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -44,7 +45,7 @@ class PublicFace:
         return self.loop.settings.outer_steps
 
     @property
-    def mask_kind(self) -> str:
+    def mask_kind(self) -> Literal["grammar", "charset"]:
         """Which mask the environment was made with: ``"grammar"`` or ``"charset"``."""
         return self.loop.settings.mask
 

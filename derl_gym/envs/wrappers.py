@@ -26,7 +26,7 @@ def innermost(env: gym.Env[Any, Any]) -> RewardDesignEnv:
     return env.unwrapped
 
 
-class TokenByToken(gym.Wrapper[np.ndarray, np.integer | int, Observation, np.ndarray], RecordConstructorArgs):
+class TokenByToken(gym.Wrapper[np.ndarray, Any, Observation, np.ndarray], RecordConstructorArgs):
     """One token per step: an episode writes one program, and its last step scores it.
 
     Action: ``Discrete(V)``, a token id. Observation: ``MultiDiscrete`` ``(L,)``, the prefix written so far, padded
@@ -65,7 +65,7 @@ class TokenByToken(gym.Wrapper[np.ndarray, np.integer | int, Observation, np.nda
         self._prefix = []
         return self._observation(), info | {"action_mask": self._mask()}
 
-    def step(self, action: np.integer | int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         """Write one token; the last one trains and scores."""
         self._prefix.append(int(action))
         length = self.programs.shape[0]

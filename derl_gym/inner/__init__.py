@@ -1,1 +1,1 @@
-"""One inner run: settings and result (light), training, generation and evaluation (heavy, in a process of their own)."""
+"""One inner run: settings and result (light); training, generation and evaluation (heavy, in their own process)."""

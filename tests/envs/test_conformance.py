@@ -1,0 +1,130 @@
+"""What Gymnasium, Stable-Baselines3 and their wrappers expect, over every registered id."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import FlattenObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit, TransformReward
+
+import derl_gym
+from derl_gym.envs import TextAction, TokenByToken, UnitCube
+
+TINY = {"steps": 1, "batch_size": 16, "eval_examples": 8}
+IDS = sorted(derl_gym.ENVIRONMENTS)
+WRAPPERS = [TokenByToken, TextAction, UnitCube]
+
+
+def make(environment_id: str, **settings) -> gym.Env:
+    return gym.make(environment_id, **{"inner": TINY, "outer_steps": 2, "group_size": 2} | settings)
+
+
+@pytest.fixture(params=IDS)
+def environment_id(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def test_gymnasium_checks_it_without_a_warning(environment_id: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = make(environment_id)
+        check_env(env.unwrapped)
+        env.close()
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_gymnasium_checks_its_wrappers(environment_id: str, wrapper: type) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = wrapper(make(environment_id))
+        check_env(env, skip_render_check=True)
+        env.close()
+
+
+def test_stable_baselines_checks_it_without_a_warning(environment_id: str) -> None:
+    sb3 = pytest.importorskip("stable_baselines3.common.env_checker")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = make(environment_id)
+        sb3.check_env(env.unwrapped)
+        tokens = TokenByToken(env)
+        sb3.check_env(tokens)
+        env.close()
+
+
+def test_the_usual_wrappers_work(environment_id: str) -> None:
+    env = make(environment_id)
+    programs = env.unwrapped.programs
+    wrapped = RecordEpisodeStatistics(
+        FlattenObservation(NormalizeReward(TransformReward(TimeLimit(env, 3), lambda reward: 2 * reward)))
+    )
+    observation, _ = wrapped.reset(seed=1)
+    assert observation in wrapped.observation_space
+    for step in range(3):
+        observation, _, terminated, truncated, info = wrapped.step(programs.encode("g1"))
+        assert observation in wrapped.observation_space
+        assert not terminated and truncated == (step == 2)
+    assert info["episode"]["l"] == 3
+    env.close()
+
+
+@pytest.mark.parametrize("wrapper", [None, *WRAPPERS])
+def test_its_spec_rebuilds_it(environment_id: str, wrapper: type | None) -> None:
+    env = make(environment_id, flip=["g2"])
+    env = env if wrapper is None else wrapper(env)
+    for spec in (env.spec, EnvSpec.from_json(env.spec.to_json())):
+        again = gym.make(spec)
+        assert type(again.unwrapped) is type(env.unwrapped)
+        assert again.action_space == env.action_space
+        assert again.observation_space == env.observation_space
+        assert again.unwrapped.loop.settings.flip == ["g2"]
+        assert again.unwrapped.loop.settings.inner == TINY
+
+
+def test_the_vector_environment_is_made_by_its_entry_point(environment_id: str) -> None:
+    envs = gym.make_vec(environment_id, num_envs=3, inner=TINY, outer_steps=2)
+    observation, infos = envs.reset(seed=1)
+    assert observation in envs.observation_space
+    assert envs.action_space.sample() in envs.action_space
+    assert len(infos["instruction"]) == 3
+    actions = np.stack([envs.unwrapped.programs.encode(text) for text in ("g1", "g2", "2*g1")])
+    for last in (False, True):
+        observation, scores, terminated, truncated, infos = envs.step(actions)
+        assert observation in envs.observation_space
+        assert scores.dtype == np.float64 and scores.shape == (3,)
+        assert terminated.tolist() == [last] * 3 and not truncated.any()
+        assert infos["program"].tolist() == ["g1", "g2", "2*g1"]
+    assert all(final in envs.single_observation_space for final in infos["final_obs"])
+    assert infos["final_obs"][0]["progress"] == 1.0 and observation["progress"][0] == 0.0
+    envs.close()
+
+
+def test_its_documentation_names_every_argument_and_info() -> None:
+    import dataclasses
+
+    from derl_gym.envs import RewardDesignEnv
+    from derl_gym.envs.outer_loop import Scored, Settings
+
+    manual = RewardDesignEnv.__doc__ or ""
+    for field in (*dataclasses.fields(Settings), *dataclasses.fields(Scored)):
+        if field.name not in ("task", "task_options", "score"):
+            assert f"``{field.name}" in manual, field.name
+    for section in ("Description", "Action Space", "Observation Space", "Starting State", "Rewards", "Episode End",
+                    "Information", "Arguments", "References", "Version History"):  # fmt: skip
+        assert f"## {section}" in manual
+
+
+def test_making_one_imports_nothing_heavy(environment_id: str) -> None:
+    script = (
+        "import sys, gymnasium, derl_gym, derl_gym.programs, derl_gym.trials.pool, derl_gym.protocol\n"
+        f"gymnasium.make({environment_id!r})\n"
+        "heavy = {'torch', 'transformers', 'trl', 'vllm', 'datasets', 'pandas'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)

@@ -1,0 +1,72 @@
+"""Small tasks on the embedded base policy, importable by the inner runs' processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from derl_gym.tasks.arithmetic import Arithmetic
+
+from derl_gym.inner.config import InnerConfig
+from derl_gym.tasks import Example, Primitive, Split, Task
+
+
+class Digits(Task):
+    """Two primitives that the base policy meets often, so that a step or two changes something."""
+
+    name = "digits"
+    version = "1"
+    description = "Write the digit 7."
+    inner = InnerConfig(steps=2, batch_size=16, num_generations=8, max_completion_length=6)
+    primitives = (
+        Primitive("g1", "the output holds a 7", lambda completion, example: float("7" in completion)),
+        Primitive("g2", "the output holds a 1", lambda completion, example: float("1" in completion)),
+    )
+
+    def __init__(self, data_dir: str | None = None, size: int = 24) -> None:
+        super().__init__(data_dir)
+        self.size = size
+
+    def load(self, split: Split) -> list[Example]:
+        if split == "test":
+            raise AssertionError("a search opened the test split")
+        return [{"prompt": example["prompt"]} for example in Arithmetic().load(split)[: self.size]]
+
+    def correct(self, completion: str, example: Example) -> bool:
+        return "7" in completion
+
+    @property
+    def base_policy(self) -> str:
+        return Arithmetic().base_policy
+
+
+class Tested(Digits):
+    """The same with a test split."""
+
+    def load(self, split: Split) -> list[Example]:
+        return super().load("validation" if split == "test" else split)
+
+
+class Hanging(Digits):
+    """An inner run that never ends, in a call that no signal handler interrupts."""
+
+    def load(self, split: Split) -> list[Example]:
+        time.sleep(3600)
+        return []
+
+
+class Dying(Digits):
+    """Killed from outside while it loads: every time, or only the first with ``once`` (a file that remembers)."""
+
+    def __init__(self, data_dir: str | None = None, once: str = "") -> None:
+        super().__init__(data_dir)
+        self.once = once
+
+    def load(self, split: Split) -> list[Example]:
+        if not self.once or not Path(self.once).exists():
+            if self.once:
+                Path(self.once).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().load(split)
