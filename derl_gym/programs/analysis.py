@@ -122,6 +122,9 @@ def equivalence_key(code: Sequence[Instruction], states: Floats) -> str:
     in the same states. All constants are one program, and so are all that are never defined. Valid only when
     rewards are standardised in the group and their standard deviation is well above the trainer's epsilon.
 
+    Where the rewards vary by less than a millionth of their size, round-off may give equals different keys; that
+    costs one more trial and never a wrong score.
+
     Args:
         code: From :func:`derl_gym.programs.parse.parse`.
         states: Shape (S, k).

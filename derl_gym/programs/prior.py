@@ -8,7 +8,8 @@ Uniform tokens would give mostly constants, since ten of the tokens are digits. 
 - Its coefficient is 1 (not written) with probability 0.4, else one of 2, 3, 4, 5, 10, 0.1, 0.2, 0.5, 1.5.
 - With probability 0.2 one term is bent: its primitive is multiplied by ``g`` or by ``(g+c)``, divided by
   ``(g+c)``, or raised to 2, 3 or 0.5. ``g`` is any primitive and c is 1, 2 or 0.5; all choices are even.
-- Terms are dropped from the end, and the bend with them, until the program fits the length limit.
+- Terms after the first are dropped at random until the program fits the length limit; where not even one fits,
+  a primitive alone is drawn.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def sample(rng: np.random.Generator, names: Sequence[str], fits: Callable[[str],
             return text
         if len(terms) == 1:
             return _pick(rng, names)
-        terms.pop()
+        terms.pop(int(rng.integers(1, len(terms))))
 
 
 def _bend(rng: np.random.Generator, name: str, names: Sequence[str]) -> str:

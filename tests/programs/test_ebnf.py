@@ -5,8 +5,6 @@ import pytest
 
 from derl_gym.programs import Grammar
 
-lark = pytest.importorskip("lark")
-
 
 class GbnfRecogniser:
     """Just enough of GBNF for this grammar: literals, character classes, groups, alternatives, ``? * +``."""
@@ -73,6 +71,7 @@ class GbnfRecogniser:
 
 
 def lark_recogniser(source: str):
+    lark = pytest.importorskip("lark")
     parser = lark.Lark(source, parser="earley")
 
     def accepts(text: str) -> bool:
