@@ -71,9 +71,7 @@ def _write_search(
         "inner": {"steps": 3, "batch_size": 16},
     }
     with Ledger(folder, config=config) as ledger:
-        (folder / "search.json").write_text(
-            json.dumps({"agent": agent, "agent_options": options or {}, "seed": seed})
-        )
+        (folder / "search.json").write_text(json.dumps({"agent": agent, "agent_options": options or {}, "seed": seed}))
         if groups:
             ledger.begin_episode(0, seed)
         left = sum(len(group) for group in groups) - waiting
@@ -106,8 +104,6 @@ def _settle(ledger, rng, step, slot, program, n_steps, spoil):
         curve = [{"reward": t / 10, "g1": score * (t + 1) / 20, "g2": 0.3, "g3": 0.2, "g4": 0.1} for t in range(20)]
         result = {"score": score, "curve": curve, "train_seconds": 2.0, "eval_seconds": 0.5}
         ledger.start_trial(key, program=program, key=key, seed=1)
-        ledger.finish_trial(
-            key, status="scored", score=score, result=result, seconds=2.75, tokens=40_000, flops=3e11
-        )
+        ledger.finish_trial(key, status="scored", score=score, result=result, seconds=2.75, tokens=40_000, flops=3e11)
     score = ledger.trial(key)["score"]
     ledger.settle(0, step, slot, identity=key, status="scored", score=score, cached=cached, seconds=0.1)

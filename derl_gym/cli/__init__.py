@@ -1,0 +1,82 @@
+"""The command ``derl-gym``: one dataclass per subcommand, made into a command line by tyro.
+
+A user's mistake is one line on stderr and exit code 2; something that failed is one line and exit code 1; Ctrl-C is
+130. ``--debug`` shows the traceback instead.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import tyro
+from gymnasium.error import Error as GymnasiumError
+
+from derl_gym.cli.command import Command, Failed
+from derl_gym.cli.compare import Compare
+from derl_gym.cli.doctor import Doctor
+from derl_gym.cli.programs import Audit, Envs
+from derl_gym.cli.report import Report
+from derl_gym.cli.score import Score
+from derl_gym.cli.search import Resume, Search
+from derl_gym.cli.train import Train
+from derl_gym.trials.database import LedgerError
+
+_Commands = (
+    Annotated[Envs, tyro.conf.subcommand("envs")]
+    | Annotated[Audit, tyro.conf.subcommand("audit")]
+    | Annotated[Score, tyro.conf.subcommand("score")]
+    | Annotated[Search, tyro.conf.subcommand("search")]
+    | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Resume, tyro.conf.subcommand("resume")]
+    | Annotated[Doctor, tyro.conf.subcommand("doctor")]
+)
+_MISTAKES = (ValueError, TypeError, OSError, ImportError, LedgerError, GymnasiumError)
+"""What a wrong argument, setting, path or missing package raises."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        arguments: Of the command line; ``None``: the process's own.
+
+    Returns:
+        The exit code. Wrong usage exits with 2 inside tyro.
+    """
+    debug = False
+    try:
+        command: Command = tyro.cli(
+            _Commands,  # type: ignore[arg-type]  # a union, which tyro takes
+            prog="derl-gym",
+            description="Reward design as a Gymnasium environment: search, compare, train, report.",
+            args=arguments,
+        )
+        debug = command.debug
+        return command.run()
+    except KeyboardInterrupt:
+        goes_on = f"; `derl-gym resume {Command.resumable}` goes on from here" if Command.resumable else ""
+        return _complain(f"interrupted{goes_on}", 130)
+    except BrokenPipeError:
+        sys.stderr.close()  # a reader such as `head` has gone; nothing is left to be said
+        return 1
+    except Failed as error:
+        return _stop(debug, error, str(error), 1)
+    except _MISTAKES as error:
+        return _stop(debug, error, str(error), 2)
+    except Exception as error:
+        return _stop(debug, error, f"{type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _stop(debug: bool, error: Exception, message: str, code: int) -> int:
+    if debug:
+        raise error
+    return _complain(message, code)
+
+
+def _complain(message: str, code: int) -> int:
+    print(f"derl-gym: {' '.join(message.split())}", file=sys.stderr)
+    return code

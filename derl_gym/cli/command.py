@@ -1,0 +1,152 @@
+"""What all subcommands share: the base class, KEY=VALUE arguments and the environment's settings as flags."""
+
+from __future__ import annotations
+
+import abc
+import ast
+import dataclasses
+import datetime
+import importlib
+import json
+import os
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import gymnasium as gym
+import tyro
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import VectorEnv
+
+import derl_gym  # noqa: F401  (registers the ids)
+
+
+class Failed(Exception):
+    """Something failed that was no mistake of the user's: exit code 1."""
+
+
+@dataclasses.dataclass(kw_only=True)
+class Command(abc.ABC):
+    """A subcommand. Its fields are its arguments."""
+
+    debug: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the traceback of an error."""
+
+    resumable: ClassVar[Path | None] = None
+    """Folder that ``derl-gym resume`` can take up, once there is one."""
+
+    @abc.abstractmethod
+    def run(self) -> int:
+        """Do it. Returns the exit code."""
+
+
+EnvironmentId = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")]
+Folder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
+_Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
+
+
+@dataclasses.dataclass
+class Settings:
+    """The environment's settings; what is left out is as the id says."""
+
+    outer_steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Outer steps of a search."""
+    group_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Programs per outer step."""
+    workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
+    """Inner runs at a time."""
+    inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Settings of the inner runs as KEY=VALUE: --inner steps=16 learning_rate=2e-3."""
+    variant: Literal["base", "full"] | None = None
+    """"full": the best policy of each outer step starts the next one."""
+    primitives: _Names = ()
+    """Primitives that programs may use; without it, all."""
+    flip: _Names = ()
+    """Primitives whose sign is turned round."""
+    mask: Literal["grammar", "charset"] | None = None
+    """Legal next tokens: the grammar's, or any of the alphabet as in the paper."""
+    cache: Literal["equivalent", "exact", "off"] | None = None
+    """One inner run per class of equal programs, per text, or for every proposal."""
+    cache_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Folder of scores shared between run directories."""
+    data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Local data, for tasks that read some."""
+    keep_policies: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Keep every trained inner policy."""
+    on_infrastructure_failure: Literal["raise", "zero"] | None = None
+    """What a run that failed for good does: stop the search, or count as 0."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Keyword arguments of ``gym.make``: what was given."""
+        given = {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, (), False)}
+        if self.inner:
+            given["inner"] = pairs(self.inner, "--inner")
+        for name in ("primitives", "flip"):
+            if name in given:
+                given[name] = list(given[name])
+        return given
+
+
+def pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
+    """Read KEY=VALUE arguments. A value is JSON or a Python literal; anything else is a string.
+
+    Raises:
+        ValueError: for an argument that is no pair, or a key that comes twice.
+    """
+    found: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{flag} expects KEY=VALUE, not {text!r}")
+        if key in found:
+            raise ValueError(f"{flag} got {key} twice")
+        found[key] = _value(value)
+    return found
+
+
+def _value(text: str) -> Any:
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return text
+
+
+def make_envs(environment: str, settings: dict[str, Any], run_dir: Path, **fixed: Any) -> VectorEnv:
+    """The vector environment of an id.
+
+    Raises:
+        gymnasium.error.Error: for an id that is not registered.
+        ValueError: for settings that are out of range.
+    """
+    spec = find_spec(environment)
+    settings = settings | fixed | {"run_dir": str(run_dir)}
+    size = settings.pop("group_size", spec.kwargs.get("group_size", 8))
+    return gym.make_vec(spec.id, num_envs=size, **settings)
+
+
+def find_spec(environment: str) -> EnvSpec:
+    """The registration of an id, after an import of the module before its colon, if there is one.
+
+    Raises:
+        gymnasium.error.Error: for an id that is not registered.
+        ImportError: when the module is not found here or on the path.
+        ValueError: for another package's environment.
+    """
+    module, _, name = environment.rpartition(":")
+    if module:
+        if os.getcwd() not in sys.path:
+            sys.path.insert(0, os.getcwd())  # as `python -m` does; a script's path has the script's folder instead
+        importlib.import_module(module)
+    spec = gym.spec(name)
+    if "task" not in spec.kwargs:
+        raise ValueError(f"{name} is no environment of derl_gym: its registration names no task")
+    return spec
+
+
+def new_folder(environment: str, what: str) -> Path:
+    """Where results go when ``--out`` is not given."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / environment.rpartition(":")[2] / f"{what}-{stamp}"

@@ -1,0 +1,118 @@
+"""``derl-gym compare``: several agents on the same environment, the same seeds and the same budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import tyro
+from rich.console import Console
+
+from derl_gym.cli.command import Command, EnvironmentId, Folder, Settings, new_folder, pairs
+from derl_gym.cli.search import Plan, finished, write_json
+from derl_gym.report import summary_table, write_report
+
+COMPARE_FILE = "compare.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What a comparison was started with; ``compare.json`` in its folder.
+
+    Attributes:
+        environment: The id.
+        settings: Keyword arguments of the environment, for every agent.
+        agents: Names.
+        agent_options: Options by agent.
+        seeds: Every agent searches once with each.
+    """
+
+    environment: str
+    settings: dict[str, Any]
+    agents: list[str]
+    agent_options: dict[str, dict[str, Any]]
+    seeds: list[int]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The comparison of a folder.
+
+        Raises:
+            ValueError: when its file is none that this version reads.
+        """
+        path = folder / COMPARE_FILE
+        try:
+            return cls(**json.loads(path.read_text()))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path} is no description of a comparison: {error}") from error
+
+    def run(self, folder: Path, machine: dict[str, Any] | None = None) -> None:
+        """Run every search that is not finished, then write the report.
+
+        Args:
+            folder: A run directory per agent and seed is made in it.
+            machine: Settings that may differ this time, such as ``workers``.
+        """
+        plans = [
+            Plan(self.environment, self.settings | (machine or {}), agent, self.agent_options.get(agent, {}), seed)
+            for seed in self.seeds
+            for agent in self.agents
+        ]
+        for i, plan in enumerate(plans, start=1):
+            run_dir = folder / f"{plan.agent}-seed{plan.seed}"
+            title = f"{i} of {len(plans)}: {plan.agent} on {plan.environment}, seed {plan.seed}"
+            if finished(run_dir):
+                plan.write(run_dir)
+            else:
+                plan.run(run_dir, title)
+        Console().print(summary_table([folder]))
+        try:
+            print(f"report: {write_report([folder], folder / 'report.html')}")
+        except ImportError as error:
+            print(f"no HTML report: {error}")
+        print(f"results: {folder}")
+
+
+@dataclasses.dataclass
+class Compare(Command):
+    """Search with several agents, each with the same seeds, and report on them together."""
+
+    env: EnvironmentId
+    """Id of the environment."""
+    agents: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AGENT ...")] = ("random", "derl")
+    """Names of the agents."""
+    agent_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AGENT.KEY=VALUE ...")] = ()
+    """Options as AGENT.KEY=VALUE: --agent-options derl.lr=2e-3 random.prior=charset."""
+    seeds: int = 1
+    """Number of seeds."""
+    first_seed: int = 0
+    """The first of them; the others follow."""
+    out: Folder = None
+    """Folder. Without it: a new one under runs/. One that holds this comparison is gone on with."""
+    settings: tyro.conf.OmitArgPrefixes[Settings] = dataclasses.field(default_factory=Settings)
+
+    def run(self) -> int:
+        """Run every search, then the report."""
+        from derl_agents import AGENTS
+
+        if unknown := [agent for agent in self.agents if agent not in AGENTS]:
+            raise ValueError(f"there is no agent {unknown[0]!r}; there are {', '.join(AGENTS)}")
+        if len(set(self.agents)) < len(self.agents) or not self.agents:
+            raise ValueError(f"--agents expects names, each once, not {' '.join(self.agents) or 'nothing'}")
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, not {self.seeds}")
+        options: dict[str, dict[str, Any]] = {}
+        for name, value in pairs(self.agent_options, "--agent-options").items():
+            agent, dot, key = name.partition(".")
+            if not dot or agent not in self.agents:
+                raise ValueError(f"--agent-options expects AGENT.KEY=VALUE with a compared agent, not {name!r}")
+            options.setdefault(agent, {})[key] = value
+        seeds = list(range(self.first_seed, self.first_seed + self.seeds))
+        comparison = Comparison(self.env, self.settings.to_dict(), list(self.agents), options, seeds)
+        folder = self.out or new_folder(self.env, "compare")
+        Command.resumable = folder
+        write_json(folder / COMPARE_FILE, dataclasses.asdict(comparison))
+        comparison.run(folder)
+        return 0

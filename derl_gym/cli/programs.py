@@ -1,0 +1,106 @@
+"""``derl-gym audit`` and ``derl-gym envs``: what can be said without running anything."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import derl_gym
+from derl_gym.cli.command import Command, Failed, find_spec
+from derl_gym.programs import InvalidProgram, RewardProgram, states_of
+from derl_gym.tasks import Primitive, Task, load_task
+
+
+@dataclasses.dataclass
+class Envs(Command):
+    """List the environments with their tasks and primitives."""
+
+    def run(self) -> int:
+        """Print the list."""
+        console = Console()
+        for environment in derl_gym.ENVIRONMENTS:
+            task = task_of(environment)
+            console.print(f"[bold]{environment}[/]: {task.description}", highlight=False)
+            table = Table(box=box.SIMPLE_HEAD, show_header=False)
+            for primitive in task.primitives:
+                table.add_row(primitive.name, primitive.description)
+            console.print(table)
+        return 0
+
+
+@dataclasses.dataclass
+class Audit(Command):
+    """Say what a reward program is like, without training with it.
+
+    Exits with 1 when the text is no reward program.
+    """
+
+    program: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="PROGRAM")]
+    """The program, for example "g1+0.5*g2"."""
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"], metavar="K")] = 4
+    """Number of primitives, taken to be 0 or 1."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """Take the primitives of this environment instead."""
+    json: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Print JSON."""
+
+    def run(self) -> int:
+        """Print what the analysis finds."""
+        if self.k < 1:
+            raise ValueError(f"-k must be at least 1, not {self.k}")
+        if self.env is None:
+            primitives = tuple(
+                Primitive(f"g{i + 1}", "binary", lambda completion, example: 0.0) for i in range(self.k)
+            )
+            states = states_of(primitives)
+        else:
+            task = task_of(self.env)
+            primitives, states = task.primitives, task.states()
+        try:
+            program = RewardProgram.parse(self.program, k=len(primitives))
+        except InvalidProgram as error:
+            raise Failed(f"{self.program!r} is no reward program: {error}") from error
+        analysis = program.analyse(primitives, states=states)
+        facts = {
+            "program": program.text,
+            "latex": program.latex(),
+            **analysis.to_dict(),
+            "key": program.equivalence_key(states),
+        }
+        if self.json:
+            print(json.dumps(facts, allow_nan=False))
+        else:
+            _print(facts, analysis.bounds, len(states))
+        return 0
+
+
+def task_of(environment: str) -> Task:
+    """The task of a registered id; see :func:`derl_gym.cli.command.find_spec`."""
+    settings = find_spec(environment).kwargs
+    return load_task(settings["task"], settings.get("task_options"), settings.get("flip", ()))
+
+
+def _print(facts: dict[str, Any], bounds: tuple[float, float], n_states: int) -> None:
+    undefined = facts["undefined"] if isinstance(facts["undefined"], int) else len(facts["undefined"])
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim")
+    table.add_column(overflow="fold")
+    colour = {"stable": "green", "unstable": "yellow", "invalid": "red"}[facts["structure"]]
+    table.add_row("program", facts["program"])
+    table.add_row("structure", f"[{colour}]{facts['structure']}[/]")
+    for reason in facts["reasons"]:
+        table.add_row("", reason)
+    table.add_row("rewards", f"from {bounds[0]:.6g} to {bounds[1]:.6g}")
+    table.add_row("monotone", "more of g1 is never worse" if facts["monotone_in_g1"] else "more of g1 can be worse")
+    table.add_row("undefined", f"in {undefined} of {n_states} states")
+    for state in [] if isinstance(facts["undefined"], int) else facts["undefined"][:4]:
+        table.add_row("", ", ".join(f"g{i + 1}={value:g}" for i, value in enumerate(state)))
+    table.add_row("latex", facts["latex"])
+    table.add_row("class", facts["key"])
+    Console(highlight=False, markup=True).print(table)

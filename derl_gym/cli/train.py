@@ -1,0 +1,95 @@
+"""``derl-gym train``: the final policy, and its one look at the test split."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from rich.console import Console
+
+from derl_gym.cli.command import Command, Failed, Folder, Settings, make_envs, new_folder, pairs
+from derl_gym.cli.programs import task_of
+from derl_gym.envs.outer_loop import InfrastructureFailure
+from derl_gym.protocol import TestAlreadyOpened, named_program, select, train_final
+from derl_gym.report.estimates import estimate
+from derl_gym.trials.ledger import Ledger
+
+
+@dataclasses.dataclass
+class Train(Command):
+    """Train fresh policies on the full training set and evaluate each once on the test split.
+
+    Either with given programs (ENV --program P), or with what a search found (--run DIR).
+    """
+
+    env: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = None
+    """Id of the environment, with --program."""
+    program: tuple[str, ...] = ()
+    """The reward program, or outcome, outcome+format or average; several train one after the other."""
+    search: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
+    """Run directory of a search: its program is selected, and the results go there."""
+    rule: Literal["last", "best"] = "last"
+    """Which of the search's programs: the best of the last outer step, or the best over all."""
+    seeds: int = 1
+    """Final policies, each with another seed."""
+    first_seed: int = 0
+    """The first of the seeds; the others follow."""
+    again: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Allow a second look at the test split; it is recorded as one."""
+    out: Folder = None
+    """Run directory, with --program. Without it: a new one under runs/."""
+    settings: tyro.conf.OmitArgPrefixes[Settings] = dataclasses.field(default_factory=Settings)
+
+    def run(self) -> int:
+        """Train, test and print the scores."""
+        if self.seeds < 1:
+            raise ValueError(f"--seeds must be at least 1, not {self.seeds}")
+        if (self.search is None) == (self.env is None) or (self.env is None) == bool(self.program):
+            raise ValueError("train what? Either ENV --program P, or --run DIR")
+        seeds = range(self.first_seed, self.first_seed + self.seeds)
+        console = Console(stderr=True, highlight=False)
+        with self._ledger() as ledger:
+            programs = self._programs(ledger)
+            what = f"final training with {' -> '.join(programs)}, seed {', '.join(map(str, seeds))}"
+            console.print(what, markup=False)
+            try:
+                with console.status("training"):
+                    finals = train_final(
+                        ledger,
+                        programs,
+                        seeds,
+                        inner=pairs(self.settings.inner, "--inner"),
+                        workers=self.settings.workers,
+                        again=self.again,
+                    )
+            except (InfrastructureFailure, TestAlreadyOpened) as error:
+                raise Failed(str(error)) from error
+            for final in finals:
+                print(f"seed {final.seed}: {100 * final.test:.1f} % of the test split, policy {final.policy}")
+            print(f"test score: {estimate([final.test for final in finals])} %")
+            print(f"results: {ledger.run_dir}")
+        return 0
+
+    @contextlib.contextmanager
+    def _ledger(self) -> Iterator[Ledger]:
+        if self.search is not None:
+            with Ledger(self.search) as ledger:
+                yield ledger
+            return
+        assert self.env is not None
+        envs = make_envs(self.env, self.settings.to_dict(), self.out or new_folder(self.env, "train"))
+        try:
+            world: Any = envs.unwrapped
+            yield world.loop.ledger
+        finally:
+            envs.close()
+
+    def _programs(self, ledger: Ledger) -> list[str]:
+        if self.env is None:
+            return select(ledger, self.rule)
+        names = [primitive.name for primitive in task_of(self.env).primitives]
+        return [named_program(program, names) for program in self.program]
