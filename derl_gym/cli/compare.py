@@ -60,16 +60,16 @@ class Comparison:
             for seed in self.seeds
             for agent in self.agents
         ]
-        for i, plan in enumerate(plans, start=1):
-            run_dir = folder / f"{plan.agent}-seed{plan.seed}"
+        run_dirs = [folder / f"{plan.agent}-seed{plan.seed}" for plan in plans]
+        for i, (plan, run_dir) in enumerate(zip(plans, run_dirs, strict=True), start=1):
             title = f"{i} of {len(plans)}: {plan.agent} on {plan.environment}, seed {plan.seed}"
             if finished(run_dir):
                 plan.write(run_dir)
             else:
                 plan.run(run_dir, title)
-        Console().print(summary_table([folder]))
+        Console().print(summary_table(run_dirs))
         try:
-            print(f"report: {write_report([folder], folder / 'report.html')}")
+            print(f"report: {write_report(run_dirs, folder / 'report.html')}")
         except ImportError as error:
             print(f"no HTML report: {error}")
         print(f"results: {folder}")

@@ -55,9 +55,7 @@ class Audit(Command):
         if self.k < 1:
             raise ValueError(f"-k must be at least 1, not {self.k}")
         if self.env is None:
-            primitives = tuple(
-                Primitive(f"g{i + 1}", "binary", lambda completion, example: 0.0) for i in range(self.k)
-            )
+            primitives = tuple(Primitive(f"g{i + 1}", "binary", lambda completion, example: 0.0) for i in range(self.k))
             states = states_of(primitives)
         else:
             task = task_of(self.env)

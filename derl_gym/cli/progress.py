@@ -61,7 +61,8 @@ class SearchProgress:
             f"step {step:>2} of 0-{self.outer_steps - 1}: mean {100 * scores.mean():5.1f} %, "
             f"best {100 * scores[best]:5.1f} % {escape(programs[best] or '(empty)')}"
             + (f" ({', '.join(notes)})" if notes else "")
-            + f", {now - self.since:.0f} s"
+            + f", {now - self.since:.0f} s",
+            soft_wrap=True,
         )
         self.since = now
         self.bar.reset(self.task, description=f"outer step {step + 1}, programs")

@@ -51,8 +51,8 @@ class Plan:
             return cls(**json.loads(path.read_text()))
         except FileNotFoundError:
             raise ValueError(
-                f"{folder} was not made by derl-gym search or compare: it has no {SEARCH_FILE}. What another command or "
-                "a script of yours wrote goes on when that runs again with the same folder"
+                f"{folder} was not made by derl-gym search or compare: it has no {SEARCH_FILE}. What another command "
+                "or a script of yours wrote goes on when that runs again with the same folder"
             ) from None
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is no description of a search: {error}") from error

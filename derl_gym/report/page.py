@@ -34,24 +34,28 @@ def render(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
     """See :func:`derl_gym.report.write_report`."""
     runs = load_runs(run_dirs)
     summaries = [summarise(label, group) for label, group in by_label(runs).items()]
-    page = _environment().get_template("report.html.j2").render(
-        version=derl_gym.__version__,
-        made=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
-        headings=_headings(runs),
-        settings=_settings(runs),
-        folders=[str(run.folder) for run in runs],
-        summaries=summaries,
-        waiting=sum(summary.waiting for summary in summaries),
-        has_test=any(summary.test for summary in summaries),
-        figures={
-            "scores": _markup(figures.scores_figure(runs)),
-            "test": _markup(figures.test_figure(runs)),
-            "structures": _markup(figures.structures_figure(runs)),
-            "learning": _markup(figures.learning_figure(_best_trials(runs))),
-            "cost": _markup(figures.cost_figure(summaries)),
-        },
-        programs=_best_programs(runs),
-        plotly=Markup(get_plotlyjs()),
+    page = (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            version=derl_gym.__version__,
+            made=datetime.datetime.now().strftime("%Y-%m-%d %H:%M"),
+            headings=_headings(runs),
+            settings=_settings(runs),
+            folders=[str(run.folder) for run in runs],
+            summaries=summaries,
+            waiting=sum(summary.waiting for summary in summaries),
+            has_test=any(summary.test for summary in summaries),
+            figures={
+                "scores": _markup(figures.scores_figure(runs)),
+                "test": _markup(figures.test_figure(runs)),
+                "structures": _markup(figures.structures_figure(runs)),
+                "learning": _markup(figures.learning_figure(_best_trials(runs))),
+                "cost": _markup(figures.cost_figure(summaries)),
+            },
+            programs=_best_programs(runs),
+            plotly=Markup(get_plotlyjs()),
+        )
     )
     return _write(Path(out), page)
 

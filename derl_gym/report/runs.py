@@ -73,9 +73,7 @@ class Run:
     def parse(self, program: str) -> RewardProgram | None:
         """The program, or ``None`` where it is ill-formed."""
         try:
-            return RewardProgram.parse(
-                program, k=len(self.primitives) or 9, primitives=self.config.get("primitives")
-            )
+            return RewardProgram.parse(program, k=len(self.primitives) or 9, primitives=self.config.get("primitives"))
         except InvalidProgram:
             return None
 

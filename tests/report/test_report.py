@@ -1,0 +1,135 @@
+"""The report's numbers, and that it survives ledgers of every kind. How it looks: test_browser.py."""
+
+import io
+import json
+import re
+import sqlite3
+import sys
+
+import pytest
+from rich.console import Console
+
+from derl_gym.report import summary_table, write_report
+from derl_gym.report.runs import load_runs
+from derl_gym.report.summary import by_label, score_curve, structure_curve, summarise
+from derl_gym.report.summary import test_curve as curve_of_tests
+
+
+def numbers(folder):
+    ((label, runs),) = by_label(load_runs([folder])).items()
+    return summarise(label, runs), runs
+
+
+def shown(table):
+    text = io.StringIO()
+    Console(file=text, width=160).print(table)
+    return text.getvalue()
+
+
+def test_a_search_is_counted_right(tmp_path, write_search):
+    write_search(tmp_path, groups=[("g1", "g1+"), ("2*g1", "g1*g2*g3")])
+    summary, runs = numbers(tmp_path)
+    scores = [row["score"] for row in runs[0].proposals]
+    assert (summary.inner_runs, summary.cached, summary.invalid, summary.failed, summary.waiting) == (2, 1, 1, 0, 0)
+    assert score_curve(runs) == {0: [pytest.approx(scores[0] / 2)], 1: [pytest.approx((scores[2] + scores[3]) / 2)]}
+    assert summary.best == max(scores) and summary.tokens == 80_000
+    assert summary.train_seconds == 4.0 and summary.eval_seconds == 1.0 and summary.other_seconds == 0.5
+    assert structure_curve(runs) == {
+        0: {"stable": 0.5, "unstable": 0.0, "invalid": 0.5},
+        1: {"stable": 0.5, "unstable": 0.5, "invalid": 0.0},
+    }
+
+
+def test_a_part_of_a_group_is_no_mean(tmp_path, write_search):
+    write_search(tmp_path, waiting=1)
+    summary, runs = numbers(tmp_path)
+    assert list(score_curve(runs)) == [0] and summary.waiting == 1
+
+
+def test_failed_runs_are_no_scores(tmp_path, write_search):
+    write_search(tmp_path, groups=[("g1", "g2")], waiting=1)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("UPDATE proposals SET status = 'failed', score = NULL WHERE slot = 1")
+    summary, runs = numbers(tmp_path)
+    assert score_curve(runs) == {0: [runs[0].proposals[0]["score"]]} and summary.failed == 1
+
+
+def test_seeds_are_one_agent_and_options_tell_agents_apart(tmp_path, write_search):
+    write_search(tmp_path / "a", agent="derl", seed=0, options={"lr": 1e-3})
+    write_search(tmp_path / "b", agent="derl", seed=1, options={"lr": 1e-3})
+    write_search(tmp_path / "c", agent="derl", seed=0, options={"lr": 2e-3})
+    groups = by_label(load_runs([tmp_path]))
+    assert {label: len(runs) for label, runs in groups.items()} == {"derl lr=0.001": 2, "derl lr=0.002": 1}
+
+
+def test_a_folder_named_twice_is_read_once(tmp_path, write_search):
+    write_search(tmp_path / "a")
+    assert len(load_runs([tmp_path, tmp_path / "a"])) == 1
+
+
+def test_the_agent_is_found_in_its_checkpoint(tmp_path, write_search):
+    write_search(tmp_path)
+    (tmp_path / "search.json").unlink()
+    assert load_runs([tmp_path])[0].agent == tmp_path.name
+    (tmp_path / "checkpoints" / "episode-0000-step-000000").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "episode-0000-step-000000" / "agent.json").write_text('{"agent": "mine", "seed": 5}')
+    assert load_runs([tmp_path])[0].agent == "mine" and load_runs([tmp_path])[0].seed == 5
+
+
+def test_test_scores_come_only_from_a_whole_analysis(tmp_path, write_search):
+    write_search(tmp_path, groups=[("g1", "g1+g2"), ("g3", "g4")])
+    identities = [row["identity"] for row in load_runs([tmp_path])[0].proposals]
+    assert curve_of_tests(load_runs([tmp_path])) == {}
+    (tmp_path / "test_analysis.json").write_text(json.dumps(dict.fromkeys(identities[:3], 0.25)))
+    assert {step: test for step, (_, test) in curve_of_tests(load_runs([tmp_path])).items()} == {0: 0.25}
+
+
+def test_a_second_look_at_the_test_split_does_not_count(tmp_path, write_search):
+    write_search(tmp_path, tested=[("g1", 0.5), ("g1", 0.9)])
+    assert numbers(tmp_path)[0].test.mean == 0.5
+
+
+@pytest.mark.parametrize("groups", [(), (("g1", "g2"),), (("", "((("), ("1", "g1/0"))])
+@pytest.mark.parametrize("waiting", [0, 2])
+def test_every_ledger_gives_a_page_and_a_table(tmp_path, write_search, groups, waiting):
+    write_search(tmp_path / "run", groups=groups, waiting=waiting if groups else 0)
+    page = write_report([tmp_path / "run"], tmp_path / "pages" / "report.html").read_text()
+    assert "</html>" in page and "DERL-FourSignals-v0" in page
+    assert "random" in shown(summary_table([tmp_path / "run"]))
+
+
+def test_a_task_that_is_not_here_costs_the_audit_alone(tmp_path, write_search, monkeypatch):
+    write_search(tmp_path)
+    monkeypatch.delitem(sys.modules, "four_signals")
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "<math" in page and "more of g1 is never worse</li>" not in page
+
+
+EVIL = '<img src=x onerror="alert(1)">[bold]</script><script>alert(2)</script>'
+
+
+def test_what_a_proposer_wrote_is_never_markup(tmp_path, write_search):
+    write_search(tmp_path, agent=EVIL, groups=[(EVIL, "g1"), ("g2", EVIL)], spoil=EVIL, options={EVIL: EVIL})
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "onerror" in page and "<img" not in page and "<script>alert" not in page
+    assert "[bold]" in shown(summary_table([tmp_path]))
+
+
+def test_the_page_refers_to_nothing_outside(tmp_path, write_search):
+    write_search(tmp_path)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    body = re.sub(r"<script[^>]*>.*?</script>", "", page, flags=re.DOTALL)
+    assert set(re.findall(r"(?:src|href)\s*=\s*[\"']?([^\"' >]*)", body)) == {"data:,"}
+    assert "http" not in body and "@import" not in body and "url(" not in body
+
+
+def test_no_ledger_is_said(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no ledger\.sqlite in or below"):
+        write_report([tmp_path], tmp_path / "report.html")
+
+
+def test_the_report_leaves_a_search_alone(tmp_path, write_search):
+    write_search(tmp_path / "run")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.suffix == ".sqlite"}
+    write_report([tmp_path / "run"], tmp_path / "report.html")
+    assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
