@@ -235,7 +235,7 @@ class LocalPool:
         if server is not None:
             server.stop()
         groups = [attempt.pid for attempt in (running or {}).values() if attempt.pid is not None]
-        deadline = time.monotonic() + 2.0
+        deadline = time.monotonic() + 1.0
         # A server that was itself killed could not do this; until they are gone they hold memory and devices.
         while any([_kill(group) for group in groups]) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -300,7 +300,7 @@ def _end_server(process: subprocess.Popen[bytes], end: socket.socket, output: IO
         return
     end.close()
     try:
-        process.wait(2.0)
+        process.wait(1.0)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
