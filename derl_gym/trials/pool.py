@@ -38,7 +38,7 @@ _BOOT = (
     "from derl_gym.trials.server import main; main(int(sys.argv[1]))"
 )
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-_GRACE = 10.0  # seconds past a limit, or past a job's sending, after which a silent server counts as dead
+_GRACE = 30.0  # seconds past a limit, or past a job's sending, after which a silent server counts as dead
 
 
 class PoolError(RuntimeError):
@@ -235,7 +235,7 @@ class LocalPool:
         if server is not None:
             server.stop()
         groups = [attempt.pid for attempt in (running or {}).values() if attempt.pid is not None]
-        deadline = time.monotonic() + 1.0
+        deadline = time.monotonic() + 0.5
         # A server that was itself killed could not do this; until they are gone they hold memory and devices.
         while any([_kill(group) for group in groups]) and time.monotonic() < deadline:
             time.sleep(0.01)
