@@ -34,7 +34,7 @@ Mixture = list[tuple[str, float, float]]
 """(style, share of the completions, share of these that is right)."""
 
 CLEAN: Mixture = [("plain", 0.4, 1.0), ("step", 0.3, 1.0), ("box", 0.3, 1.0)]
-SLOPPY: Mixture = [("plain", 0.5, 0.4), ("step", 0.485, 0.4), ("box", 0.015, 0.4)]
+SLOPPY: Mixture = [("plain", 0.6, 0.2), ("step", 0.37, 0.2), ("box", 0.03, 0.3)]
 SLIPS = (1, 2, 10)
 """A wrong answer is off by one of these, either way."""
 
@@ -127,9 +127,7 @@ def describe(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> str
     examples = task.load("validation") * 10
     x = torch.tensor([tokenizer.encode(example["prompt"]) for example in examples])
     with torch.inference_mode():
-        y = model.generate(
-            input_ids=x, attention_mask=torch.ones_like(x), do_sample=True, top_k=0, max_new_tokens=8
-        )  # type: ignore[operator]
+        y = model.generate(input_ids=x, attention_mask=x.new_ones(x.shape), do_sample=True, top_k=0, max_new_tokens=8)
     texts = tokenizer.batch_decode(y[:, x.shape[1] :], skip_special_tokens=True)
     values = torch.tensor(task.primitive_values(texts, examples))
     lines = ["  " + "  ".join(f"g{i + 1} {100 * v:.1f} %" for i, v in enumerate(values.mean(0).tolist()))]
@@ -155,6 +153,8 @@ def build(folder: Path) -> None:
     print(describe(model, tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 def sha256(folder: Path) -> str:

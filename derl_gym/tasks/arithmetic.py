@@ -113,8 +113,8 @@ class Arithmetic(Task):
     )
     max_program_length = 32
     inner = InnerConfig(
-        steps=32,
-        batch_size=64,
+        steps=20,
+        batch_size=128,
         num_generations=8,
         max_completion_length=8,
         optimizer="sgd",
