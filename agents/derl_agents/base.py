@@ -184,7 +184,9 @@ class Agent(abc.ABC):
         if state["pending"]:
             pending = np.load(folder / "actions.npy", allow_pickle=False)
             if pending.shape != self.shape:
-                raise ValueError(f"{folder} holds actions of shape {pending.shape}, this environment takes {self.shape}")
+                raise ValueError(
+                    f"{folder} holds actions of shape {pending.shape}, this environment takes {self.shape}"
+                )
         self.steps, self._pending = int(state["steps"]), pending
         self.rng.bit_generator.state = state["rng"]
         self.read_state(folder)
@@ -193,13 +195,13 @@ class Agent(abc.ABC):
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
         """The programs of one outer step, int64 (n, L). Called by :meth:`ask`."""
 
-    def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
+    def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:  # noqa: B027
         """Learn from float64 scores (n,). Called by :meth:`tell`; an agent that does not learn leaves it out."""
 
-    def write_state(self, folder: Path) -> None:
+    def write_state(self, folder: Path) -> None:  # noqa: B027
         """Write what the subclass remembers (JSON, safetensors or npy; no pickle). Called by :meth:`save`."""
 
-    def read_state(self, folder: Path) -> None:
+    def read_state(self, folder: Path) -> None:  # noqa: B027
         """Read what :meth:`write_state` wrote. Called by :meth:`load`."""
 
     def encode(self, texts: Sequence[str]) -> np.ndarray:
@@ -280,7 +282,7 @@ def search(
             agent.ask(observation, info)
             with world.checkpoint() as folder:
                 agent.save(folder)
-        actions = replayed[step] if told else agent.pending
+        actions = np.asarray(replayed[step] if told else agent.pending)
         observation, scores, terminated, truncated, info = envs.step(actions)
         info = info.get("final_info", info)  # the last step resets the environment by itself
         if not told:

@@ -43,7 +43,7 @@ class DERLProposer(Agent):
         """Of two values, the first is the small model's, the second (the paper's) a named model's."""
 
         lr: float | None = None
-        """Learning rate of AdamW. None: 1e-3 or 1e-6."""
+        """Learning rate of AdamW. None: 3e-3 or 1e-6."""
         epochs: int = 4
         """Gradient steps per outer step, on the same group."""
         clip: float = 0.2
@@ -59,7 +59,7 @@ class DERLProposer(Agent):
 
         small_defaults: ClassVar[Mapping[str, Any]] = {
             **LMOptions.small_defaults,
-            "lr": 1e-3,
+            "lr": 3e-3,
             "kl": 0.02,
             "beta2": 0.95,
         }
@@ -91,11 +91,13 @@ class DERLProposer(Agent):
             self.reference = copy.deepcopy(self.lm.model).requires_grad_(False)
 
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
+        """Sample n programs from the proposer."""
         self.start()
         self.samples = self.lm.sample(self.group_size)
         return self.encode([self.lm.text(sample) for sample in self.samples])
 
     def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
+        """Update the proposer, unless the scores are all equal."""
         advantages = group_advantages(scores)
         entry = {"step": self.steps, "mean": float(scores.mean()), "std": float(scores.std())}
         if advantages is None:
@@ -164,6 +166,7 @@ class DERLProposer(Agent):
             return self.lm.log_probs(batch, self.reference)
 
     def write_state(self, folder: Path) -> None:
+        """Weights, optimizer, reference, log and the asked samples."""
         self.lm.save(folder, learned=True)
         (folder / "derl.json").write_text(json.dumps({"log": self.log, "samples": self.samples}))
         moments = {
@@ -177,6 +180,7 @@ class DERLProposer(Agent):
             save_model(self.reference, str(folder / "reference.safetensors"))
 
     def read_state(self, folder: Path) -> None:
+        """Read what :meth:`write_state` wrote."""
         # A named model that had no cold start is its own reference, as it was loaded by the constructor.
         if self.options.kl:
             self.reference = copy.deepcopy(self.lm.model).requires_grad_(False)

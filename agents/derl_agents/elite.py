@@ -44,8 +44,8 @@ class EliteDERL(DERLProposer):
     """DERL that keeps what it found.
 
     The plain update forgets a good program that it drew once, and pays again and again for programs that are
-    the same reward. Here the first ``warm_up`` steps explore from the initial proposer without learning;
-    then some slots are mutants of the best classes, and every update also imitates those.
+    the same reward. Here no class is proposed twice, some slots are mutants of the best classes so far, and
+    every update also imitates those.
 
     Attributes:
         archive: Classes by key, in the order they were found. Invalid programs are not kept, but count as seen.
@@ -61,16 +61,16 @@ class EliteDERL(DERLProposer):
         """Propose no class that was proposed before, as far as resampling finds a new one."""
         resamples: int = 8
         """How often a slot whose class is known is drawn again before it is left as it is."""
-        warm_up: int = 4
+        warm_up: int = 0
         """First outer steps without learning and mutants: samples of the initial proposer."""
         elites: int = 4
         """Best classes, by mean score, that are imitated and mutated."""
-        imitation: float = 1.0
+        imitation: float = 3.0
         """Weight of the elites' negative log-likelihood (per token) in the loss; 0 switches it off."""
         imitation_temperature: float = 0.05
         """Elites are weighted by a softmax of their scores at this temperature (scores are in [0, 1])."""
-        mutants: int = 3
-        """Slots per outer step that hold mutants of elites after the warm-up."""
+        mutants: int = 2
+        """Slots per outer step that hold mutants of elites after the warm-up; one slot at least stays the proposer's."""
         rescore: int = 0
         """In the last outer step, propose this many best classes again, in turn over all slots, for a fairer
         choice among them. Useful only with the environment's cache="off": else the old score comes back."""
@@ -94,6 +94,7 @@ class EliteDERL(DERLProposer):
         return sorted(self.archive.values(), key=lambda entry: -entry.mean)[:n]
 
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
+        """Sample new classes, fill some slots with mutants; in the last step perhaps propose the best again."""
         self.start()
         options, n = self.options, self.group_size
         again = self.top(options.rescore) if self.steps == self.outer_steps - 1 else []
@@ -102,13 +103,14 @@ class EliteDERL(DERLProposer):
             self.sampled[:] = False
         else:
             taken = set(self.seen)
-            mutants = self.mutants(options.mutants, taken) if self.steps >= options.warm_up else []
+            wanted = min(options.mutants, n - 1) if self.steps >= options.warm_up else 0
+            mutants = self.mutants(wanted, taken)
             self.samples = self.fresh(n - len(mutants), taken) + mutants
             self.sampled[:] = np.arange(n) < n - len(mutants)
         return self.encode([self.lm.text(sample) for sample in self.samples])
 
     def fresh(self, n: int, taken: set[str]) -> list[list[int]]:
-        """n samples of the proposer, of new classes where resampling finds them; adds their classes to ``taken``."""
+        """Draw n samples of the proposer, of new classes where resampling finds them; their classes join ``taken``."""
         samples: list[list[int]] = []
         for attempt in range(self.options.resamples + 1 if self.options.unique else 1):
             for sample in self.lm.sample(n - len(samples)):
@@ -121,7 +123,7 @@ class EliteDERL(DERLProposer):
         return samples
 
     def mutants(self, n: int, taken: set[str], attempts: int = 1000) -> list[list[int]]:
-        """Up to n mutants of elites, of new classes; adds their classes to ``taken``.
+        """Up to n mutants of elites, of new classes; their classes join ``taken``.
 
         A mutant is an elite with a short span of tokens, perhaps empty, replaced by one of a program of the
         grammar's prior. What the mask does not allow is thrown away.
@@ -153,6 +155,7 @@ class EliteDERL(DERLProposer):
         return self.programs.grammar.decode([*old[:start], *new[new_start:new_end], *old[end:]])
 
     def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
+        """Archive the programs, then update on the proposer's own samples and the elites."""
         self.remember(scores)
         options, own = self.options, np.flatnonzero(self.sampled)
         reason, advantages = "", None
@@ -191,6 +194,7 @@ class EliteDERL(DERLProposer):
         return self.lm.batch([entry.sample for entry in elites]), tensor
 
     def extra_loss(self) -> torch.Tensor | float:
+        """Self-imitation: the elites' weighted negative log-likelihood per token."""
         if self._elite_batch is None:
             return 0.0
         batch, weights = self._elite_batch
@@ -199,6 +203,7 @@ class EliteDERL(DERLProposer):
         return -self.options.imitation * (weights * per_token).sum()
 
     def write_state(self, folder: Path) -> None:
+        """The proposer's state and the archive."""
         super().write_state(folder)
         state = {
             "archive": {key: dataclasses.asdict(entry) for key, entry in self.archive.items()},
@@ -208,6 +213,7 @@ class EliteDERL(DERLProposer):
         (folder / "elite.json").write_text(json.dumps(state))
 
     def read_state(self, folder: Path) -> None:
+        """Read what :meth:`write_state` wrote."""
         super().read_state(folder)
         state = json.loads((folder / "elite.json").read_text())
         self.archive = {key: Entry(**entry) for key, entry in state["archive"].items()}

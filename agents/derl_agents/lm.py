@@ -93,6 +93,7 @@ class ProposerLM:
         self.model.to(self.device).eval()
         self.prompt = torch.tensor(prompt, device=self.device)
         self.ids = torch.tensor(self.vocabulary.ids, device=self.device)
+        self.temperature = options.temperature or 1.0
         self.generator = torch.Generator().manual_seed(seed)
         self.started = False
 
@@ -120,7 +121,7 @@ class ProposerLM:
 
     def log_probs(self, batch: Batch, model: Any = None) -> torch.Tensor:
         """Log-probabilities (n, T, C) of the distribution that :meth:`sample` draws from (or of another model)."""
-        scaled = self.logits(batch.columns, model).float() / self.options.temperature
+        scaled = self.logits(batch.columns, model).float() / self.temperature
         return scaled.masked_fill(~batch.legal, ILLEGAL).log_softmax(dim=-1)
 
     @torch.no_grad()
@@ -134,7 +135,7 @@ class ProposerLM:
         open_rows = list(range(n))
         while True:
             legal = torch.from_numpy(np.stack([self.vocabulary.legal(states[row]) for row in open_rows]))
-            scaled = logits[open_rows][:, self.ids].float().cpu() / self.options.temperature
+            scaled = logits[open_rows][:, self.ids].float().cpu() / self.temperature
             probabilities = scaled.masked_fill(~legal, ILLEGAL).softmax(dim=-1)
             drawn = torch.multinomial(probabilities, 1, generator=self.generator)[:, 0].tolist()
             for row, column in zip(open_rows, drawn, strict=True):

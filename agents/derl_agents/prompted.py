@@ -20,6 +20,8 @@ from derl_agents.base import Agent
 
 MAX_REPLY = 20_000
 """Characters of a raw reply that are kept."""
+LONGEST_LINE = 1_000
+"""Characters of a line that are read; programs are much shorter."""
 
 
 class PromptedLLM(Agent):
@@ -67,7 +69,9 @@ class PromptedLLM(Agent):
         try:
             import openai
         except ImportError as error:
-            raise ImportError("the prompted agent needs the openai package: pip install 'derl-gym[prompted]'") from error
+            raise ImportError(
+                "the prompted agent needs the openai package: pip install 'derl-gym[prompted]'"
+            ) from error
         self._key = os.environ.get(self.options.api_key_env, "")
         if not self._key and self.options.base_url is None:
             raise ValueError(
@@ -85,12 +89,14 @@ class PromptedLLM(Agent):
         self.replies: list[dict[str, Any]] = []
 
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
+        """Ask the endpoint for n programs."""
         reply = self._complete(self.prompt())
         texts = read_programs(reply, self.group_size)
         self.replies.append({"step": self.steps, "reply": reply[:MAX_REPLY], "programs": texts})
         return self.encode(texts)
 
     def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
+        """Remember the programs with their scores for the next prompt."""
         # The line as the model wrote it, where the alphabet could not write it: it should see its mistake.
         written = self.replies[-1]["programs"]
         self.history.append([(text, float(score)) for text, score in zip(written, scores, strict=True) if text])
@@ -110,8 +116,7 @@ class PromptedLLM(Agent):
             )
         else:
             parts.append(
-                f"Write {n} different reward programs. "
-                f"Answer with {n} lines, one program per line and nothing else."
+                f"Write {n} different reward programs. Answer with {n} lines, one program per line and nothing else."
             )
         return "\n\n".join(parts)
 
@@ -144,10 +149,12 @@ class PromptedLLM(Agent):
         )
 
     def write_state(self, folder: Path) -> None:
+        """The history and the raw replies."""
         (folder / "prompted.json").write_text(json.dumps(self.history))
         (folder / "replies.jsonl").write_text("".join(json.dumps(reply) + "\n" for reply in self.replies))
 
     def read_state(self, folder: Path) -> None:
+        """Read what :meth:`write_state` wrote."""
         history = json.loads((folder / "prompted.json").read_text())
         self.history = [[(text, score) for text, score in step] for step in history]
         self.replies = [json.loads(line) for line in (folder / "replies.jsonl").read_text().splitlines()]
@@ -167,7 +174,14 @@ def read_programs(reply: str, n: int) -> list[str]:
 
 def program_of(line: str) -> str:
     """The program on one line of a reply, without spaces, or "" where there is none."""
-    line = line.replace("\\", "").replace("\u00b7", "*").replace("\u00d7", "*").replace("\u2212", "-").strip()
+    line = (
+        line[:LONGEST_LINE]
+        .replace("\\", "")
+        .replace("\u00b7", "*")
+        .replace("\u00d7", "*")
+        .replace("\u2212", "-")
+        .strip()
+    )
     line = re.sub(r"^(?:[-\u2022]\s+|[*>]+\s*|\d+\s*[).:](?=\s|[g(`])\s*|\(\d+\)\s*(?=[g(`]))*", "", line)
     if quoted := re.search(r"`([^`]*g_?\d[^`]*)`", line):
         line = quoted[1]

@@ -49,6 +49,7 @@ class RandomSearch(Agent):
             self.lm = ProposerLM(self.programs.grammar, envs.unwrapped.instruction, self.options, self.seed)
 
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
+        """Draw n programs."""
         if self.lm is not None:
             self.lm.start()
             return self.encode([self.lm.text(sample) for sample in self.lm.sample(self.group_size)])
@@ -57,9 +58,11 @@ class RandomSearch(Agent):
         return self.encode([draw(self.rng) for _ in range(self.group_size)])
 
     def write_state(self, folder: Path) -> None:
+        """The frozen proposer, if there is one."""
         if self.lm is not None:
             self.lm.save(folder)
 
     def read_state(self, folder: Path) -> None:
+        """Read what :meth:`write_state` wrote."""
         if self.lm is not None:
             self.lm.load(folder)

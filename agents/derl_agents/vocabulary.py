@@ -38,7 +38,7 @@ class Vocabulary(Protocol):
         ...
 
     def legal(self, state: Any) -> np.ndarray:
-        """bool (C,): the columns that may follow."""
+        """Which columns may follow, bool (C,)."""
         ...
 
     def text(self, columns: Sequence[int]) -> str:
@@ -59,19 +59,24 @@ class AlphabetVocabulary:
         self.max_columns = grammar.max_length + 1
 
     def start(self) -> Hashable:
+        """See :class:`Vocabulary`."""
         return self.grammar.initial if self.kind == "grammar" else ()
 
     def advance(self, state: Any, column: int) -> Hashable:
+        """See :class:`Vocabulary`."""
         return self.grammar.advance_token(state, column) if self.kind == "grammar" else (*state, column)
 
     def legal(self, state: Any) -> np.ndarray:
+        """See :class:`Vocabulary`."""
         mask = self.grammar.mask_of(state) if self.kind == "grammar" else self.grammar.mask(state, "charset")
         return mask.astype(bool)
 
     def text(self, columns: Sequence[int]) -> str:
+        """See :class:`Vocabulary`."""
         return self.grammar.decode(columns)
 
     def columns(self, text: str) -> list[int]:
+        """See :class:`Vocabulary`."""
         ids = [int(i) for i in self.grammar.encode(text) if i != END]
         return checked(self, [*ids, END], text)
 
@@ -110,14 +115,17 @@ class LMVocabulary:
         self._legal: dict[Hashable, np.ndarray] = {}
 
     def start(self) -> Hashable:
+        """See :class:`Vocabulary`."""
         return self.automaton.start()
 
     def advance(self, state: Hashable, column: int) -> Hashable:
+        """See :class:`Vocabulary`."""
         for char in self.strings[column]:
             state = self.automaton.advance(state, char)
         return state
 
     def legal(self, state: Hashable) -> np.ndarray:
+        """See :class:`Vocabulary`."""
         if (known := self._legal.get(state)) is not None:
             return known
         legal = np.zeros(len(self.ids), dtype=bool)
@@ -133,11 +141,13 @@ class LMVocabulary:
         return legal
 
     def text(self, columns: Sequence[int]) -> str:
+        """See :class:`Vocabulary`."""
         columns = list(columns)
         end = columns.index(END) if END in columns else len(columns)
         return "".join(self.strings[column] for column in columns[:end])
 
     def columns(self, text: str) -> list[int]:
+        """See :class:`Vocabulary`."""
         columns, at = [], 0
         while at < len(text):
             node, match, length = self._trie, None, 0
@@ -181,9 +191,11 @@ class CharsetAutomaton:
         self.prefixes = frozenset(token[:end] for token in self.tokens for end in range(1, len(token) + 1))
 
     def start(self) -> tuple[int, str]:
+        """The state of the empty text."""
         return 0, ""
 
     def advance(self, state: tuple[int, str], char: str) -> tuple[int, str] | None:
+        """The state after one more character, or ``None`` where no text goes on like that."""
         used, token = state
         if token + char in self.prefixes:
             token += char
@@ -195,4 +207,5 @@ class CharsetAutomaton:
         return (used, token) if used <= self.max_length else None
 
     def can_end(self, state: tuple[int, str]) -> bool:
+        """Whether the text may end here."""
         return state[1] in self.tokens

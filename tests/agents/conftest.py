@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import json
+import os
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -132,3 +135,99 @@ def make_envs(tmp_path):
         return SyntheticEnvs(tmp_path / name, **arguments)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def tiny_lm(tmp_path_factory):
+    """Folder of a random causal LM whose tokens span several characters of a program, with a chat template."""
+    torch = pytest.importorskip("torch")
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    chars = [chr(code) for code in range(33, 127)] + ["\u0120", "\u010a"]
+    merges = [("g", "1"), ("g", "2"), ("+", "g1"), (")", "/"), ("*", "*"), ("1", "0"), ("0", "."), ("0.", "5")]
+    merges += [("o", "n"), ("\u0120", "g1")]
+    vocab = {char: i for i, char in enumerate(["<eos>", *chars, *("".join(merge) for merge in merges)])}
+    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    model.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[answer]"
+    config = transformers.LlamaConfig(
+        vocab_size=len(vocab) + 7,  # padded, as real models are
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
+        eos_token_id=0,
+    )
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("tiny-lm")
+    transformers.LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def stories260k():
+    """Folder of a real pretrained model of 260,032 parameters."""
+    folder = Path(os.environ.get("DERL_GYM_DATA", "nowhere")) / "stories260k"
+    if not folder.is_dir():
+        pytest.skip("needs the stories260k model in $DERL_GYM_DATA/stories260k")
+    return folder
+
+
+class StubServer:
+    """An OpenAI-compatible endpoint on loopback whose replies a test decides.
+
+    Attributes:
+        reply: ``reply(request body) -> text``, or an HTTP status to fail with.
+        requests: Bodies of the requests so far.
+        headers: Their headers.
+    """
+
+    def __init__(self):
+        self.requests, self.headers = [], []
+        self.reply = self.programs
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(handler):
+                body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))
+                self.requests.append(body)
+                self.headers.append(handler.headers)
+                reply = self.reply(body)
+                status, text = (reply, "") if isinstance(reply, int) else (200, reply)
+                message = {"role": "assistant", "content": text}
+                answer = {"id": "1", "object": "chat.completion", "created": 0, "model": "stub"}
+                answer |= {"choices": [{"index": 0, "finish_reason": "stop", "message": message}]}
+                if status != 200:
+                    answer = {"error": {"message": f"refused {handler.headers['Authorization']}"}}
+                content = json.dumps(answer).encode()
+                handler.send_response(status)
+                handler.send_header("Content-Type", "application/json")
+                handler.send_header("Content-Length", str(len(content)))
+                handler.end_headers()
+                handler.wfile.write(content)
+
+            def log_message(handler, *arguments):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+    @staticmethod
+    def programs(body):
+        """Eight programs that depend on the prompt."""
+        rng = np.random.default_rng(len(body["messages"][0]["content"]))
+        grammar = Grammar()
+        return "\n".join(f"{i + 1}. `{grammar.sample(rng)}`" for i in range(8))
+
+
+@pytest.fixture
+def stub_server():
+    server = StubServer()
+    yield server
+    server.server.shutdown()
+    server.server.server_close()

@@ -1,0 +1,199 @@
+"""What every agent must do, whatever it is: one test per promise of the protocol, over all of them."""
+
+import json
+
+import numpy as np
+import pytest
+
+from derl_agents import AGENTS, search
+
+SMALL = {"cold_start_programs": 64, "cold_start_steps": 5}
+CASES = {
+    "random": ("random", {}),
+    "random-charset": ("random", {"prior": "charset"}),
+    "random-proposer": ("random", {"prior": "proposer", **SMALL}),
+    "derl": ("derl", SMALL),
+    "derl-charset": ("derl", {**SMALL, "mask": "charset"}),
+    "derl-named": ("derl", {"model": "TINY", "lr": 1e-3}),
+    "derl-named-cold": ("derl", {"model": "TINY", "cold_start_steps": 2, "cold_start_programs": 16}),
+    "derl-elite": ("derl-elite", {**SMALL, "warm_up": 1, "mutants": 1, "resamples": 2}),
+    "prompted": ("prompted", {"model": "stub"}),
+}
+
+
+def test_every_agent_is_covered():
+    assert {name for name, _ in CASES.values()} == set(AGENTS)
+
+
+@pytest.fixture(params=CASES)
+def make_agent(request, monkeypatch):
+    name, options = CASES[request.param]
+    options = dict(options)
+    if options.get("model") == "TINY":
+        options["model"] = str(request.getfixturevalue("tiny_lm"))
+    if name == "prompted":
+        server = request.getfixturevalue("stub_server")
+        monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
+        options |= {"base_url": server.url}
+    elif name != "random" or "prior" in options:
+        pytest.importorskip("torch")
+    return lambda envs, seed=0: AGENTS[name](envs, seed=seed, **options)
+
+
+def run(envs, agent, steps, scores=None):
+    """Ask and tell by hand; returns the programs of each step."""
+    observation, info = envs.reset(seed=0)
+    programs = []
+    for _ in range(steps):
+        actions = agent.ask(observation, info)
+        observation, values, _, _, info = envs.step(actions)
+        agent.tell(actions, values if scores is None else scores, info)
+        programs.append([envs.programs.decode(row) for row in actions])
+    return programs
+
+
+def test_actions(make_envs, make_agent):
+    envs = make_envs(num_envs=4)
+    agent = make_agent(envs)
+    observation, info = envs.reset(seed=0)
+    actions = agent.ask(observation, info)
+    assert actions.dtype == np.int64 and actions.shape == (4, 32)
+    assert envs.action_space.contains(actions)
+    actions[:] = 0  # the caller's array is the caller's
+    assert agent.pending is not None and agent.pending.any()
+
+
+def test_seeds_reproduce(make_envs, make_agent):
+    runs = [run(envs := make_envs(str(i), num_envs=4), make_agent(envs, seed=7), 3) for i in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_other_seeds_differ(make_envs, make_agent):
+    runs = [run(envs := make_envs(str(i), num_envs=4), make_agent(envs, seed=i), 1) for i in range(2)]
+    if make_agent(envs).name != "prompted":  # a remote model's randomness is its own
+        assert runs[0] != runs[1]
+
+
+def test_save_and_load_go_on_identically(make_envs, make_agent, tmp_path):
+    envs = make_envs(num_envs=4, outer_steps=20)
+    whole = make_agent(envs)
+    run(envs, whole, 2)
+    actions = whole.ask({}, {})
+    (folder := tmp_path / "checkpoint").mkdir()
+    whole.save(folder)
+    assert not list(folder.glob("*.p*kl*"))
+
+    copy = make_agent(envs)
+    copy.load(folder)
+    assert copy.steps == 2 and np.array_equal(copy.pending, actions)
+    for agent in (whole, copy):
+        agent.tell(actions, [0.1, 0.4, 0.0, 0.2], {})
+    assert run(envs, whole, 3) == run(envs, copy, 3)
+
+
+def test_save_before_the_first_ask(make_envs, make_agent, tmp_path):
+    envs = make_envs(num_envs=4)
+    agent = make_agent(envs, seed=2)
+    agent.save(tmp_path)
+    copy = make_agent(envs, seed=2)
+    copy.load(tmp_path)
+    assert copy.pending is None
+    assert run(envs, agent, 2) == run(envs, copy, 2)
+
+
+def test_refuses_misuse(make_envs, make_agent, tmp_path):
+    envs = make_envs(num_envs=4)
+    agent = make_agent(envs)
+    with pytest.raises(RuntimeError, match=r"tell\(\) without ask\(\)"):
+        agent.tell(np.zeros((4, 32), dtype=np.int64), [0.0] * 4, {})
+    actions = agent.ask({}, {})
+    with pytest.raises(RuntimeError, match="ask.. was called twice"):
+        agent.ask({}, {})
+    with pytest.raises(ValueError, match=r"expected 4 scores.*\(3,\)"):
+        agent.tell(actions, [0.0] * 3, {})
+    with pytest.raises(ValueError, match=r"expected actions of shape \(4, 32\)"):
+        agent.tell(actions[:3], [0.0] * 4, {})
+    with pytest.raises(ValueError, match="not the programs"):
+        agent.tell((actions + 1) % 5, [0.0] * 4, {})
+    with pytest.raises(ValueError, match="finite"):
+        agent.tell(actions, [0.0, float("nan"), 0.0, 0.0], {})
+    agent.tell(actions, [0.0] * 4, {})  # none of the refusals changed anything
+    assert agent.steps == 1 and agent.pending is None
+    agent.save(tmp_path)
+    with pytest.raises(RuntimeError, match="fresh agent"):
+        agent.load(tmp_path)
+
+
+def test_refuses_a_foreign_checkpoint(make_envs, make_agent, tmp_path):
+    envs = make_envs(num_envs=4)
+    agent = make_agent(envs)
+    with pytest.raises(FileNotFoundError, match=r"agent\.json is missing"):
+        agent.load(tmp_path)
+    agent.save(tmp_path)
+    with pytest.raises(ValueError, match="seed: saved 0, now 1"):
+        make_agent(envs, seed=1).load(tmp_path)
+    state = json.loads((tmp_path / "agent.json").read_text())
+    (tmp_path / "agent.json").write_text(json.dumps(state | {"agent": "other"}))
+    with pytest.raises(ValueError, match=f"agent 'other', this is '{agent.name}'"):
+        make_agent(envs).load(tmp_path)
+    option = next(iter(set(state["options"]) - agent.may_change))
+    changed = state["options"] | {option: "something else"}
+    (tmp_path / "agent.json").write_text(json.dumps(state | {"options": changed}))
+    with pytest.raises(ValueError, match=f"{option}: saved 'something else'"):
+        make_agent(envs).load(tmp_path)
+
+
+def test_refuses_another_program_length(make_envs, make_agent, tmp_path):
+    agent = make_agent(make_envs(num_envs=4))
+    agent.ask({}, {})
+    agent.save(tmp_path)
+    with pytest.raises(ValueError, match=r"shape \(4, 32\), this environment takes \(3, 32\)"):
+        make_agent(make_envs(num_envs=3)).load(tmp_path)
+
+
+def test_survives_groups_without_a_signal(make_envs, make_agent):
+    envs = make_envs(num_envs=4)
+    agent = make_agent(envs)
+    run(envs, agent, 2, scores=[0.0] * 4)
+    run(envs, agent, 2, scores=[0.5] * 4)
+    assert all(np.isfinite(agent.ask({}, {})).ravel())
+
+
+def test_a_group_of_one(make_envs, make_agent):
+    envs = make_envs(num_envs=1)
+    run(envs, make_agent(envs), 2)
+
+
+def test_search(make_envs, make_agent):
+    envs = make_envs(num_envs=4, outer_steps=3)
+    result = search(envs, make_agent(envs), seed=1)
+    assert len(result.programs) == 3 and envs.scored == 3
+
+
+def test_options_are_documented_plain_data(make_agent, make_envs):
+    """Each field has a default, a JSON-able value and a docstring: the command line is made of them."""
+    import ast
+    import dataclasses
+    import inspect
+    import textwrap
+
+    cls = type(make_agent(make_envs()))
+    json.dumps(dataclasses.asdict(cls.Options()))
+    for owner in cls.Options.__mro__[:-1]:
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
+        for field, after in zip(body, [*body[1:], None]):
+            if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+                assert isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant), ast.unparse(field)
+
+
+def test_refuses_unknown_options_and_single_environments(make_envs, make_agent):
+    import gymnasium as gym
+
+    envs = make_envs()
+    cls = type(make_agent(envs))
+    with pytest.raises(TypeError, match="no option.*'temprature'"):
+        cls(envs, temprature=1.0)
+    with pytest.raises(TypeError, match=r"options must be a .*Options"):
+        cls(envs, {"temperature": 1.0})
+    with pytest.raises(TypeError, match="vector environment"):
+        cls(gym.make("CartPole-v1"))
