@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
 
 import pytest
 
+# Before anything loads torch: inner runs in this process are small, and two threads would only wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Inner runs import the toy tasks by name; the pool hands sys.path over.
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -16,6 +19,15 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that a test writes by default (runs/) lands in the checkout."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _warm_servers(request: pytest.FixtureRequest):
+    """torch and trl are loaded once for all the searches of a test file; the pool's own tests want none of it."""
+    from derl_gym.trials.pool import warm_servers
+
+    with contextlib.nullcontext() if "trials" in request.path.parts else warm_servers():
+        yield
 
 
 @pytest.fixture(scope="session")

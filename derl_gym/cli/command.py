@@ -79,7 +79,8 @@ class Settings:
 
     def to_dict(self) -> dict[str, Any]:
         """Keyword arguments of ``gym.make``: what was given."""
-        given = {key: value for key, value in dataclasses.asdict(self).items() if value not in (None, (), False)}
+        fields = dataclasses.fields(self)
+        given = {field.name: value for field in fields if (value := getattr(self, field.name)) != field.default}
         if self.inner:
             given["inner"] = pairs(self.inner, "--inner")
         for name in ("primitives", "flip"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import derl_gym
@@ -26,10 +27,10 @@ class Envs(Command):
         console = Console()
         for environment in derl_gym.ENVIRONMENTS:
             task = task_of(environment)
-            console.print(f"[bold]{environment}[/]: {task.description}", highlight=False)
+            console.print(f"[bold]{environment}[/]: {escape(task.description)}", highlight=False)
             table = Table(box=box.SIMPLE_HEAD, show_header=False)
             for primitive in task.primitives:
-                table.add_row(primitive.name, primitive.description)
+                table.add_row(primitive.name, escape(primitive.description))
             console.print(table)
         return 0
 

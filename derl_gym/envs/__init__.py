@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from derl_gym.envs.design_env import RewardDesignEnv
+    from derl_gym.envs.outer_loop import InfrastructureFailure
     from derl_gym.envs.vector_env import RewardDesignVectorEnv
     from derl_gym.envs.wrappers import TextAction, TokenByToken, UnitCube
 
 _HOMES = {
+    "InfrastructureFailure": "derl_gym.envs.outer_loop",
     "RewardDesignEnv": "derl_gym.envs.design_env",
     "RewardDesignVectorEnv": "derl_gym.envs.vector_env",
     "TextAction": "derl_gym.envs.wrappers",
@@ -18,7 +20,14 @@ _HOMES = {
     "UnitCube": "derl_gym.envs.wrappers",
 }
 
-__all__ = ["RewardDesignEnv", "RewardDesignVectorEnv", "TextAction", "TokenByToken", "UnitCube"]
+__all__ = [
+    "InfrastructureFailure",
+    "RewardDesignEnv",
+    "RewardDesignVectorEnv",
+    "TextAction",
+    "TokenByToken",
+    "UnitCube",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -54,7 +54,7 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     The validation score in [0, 1]. An ill-formed program, or one whose reward is undefined on a real rollout
     (division by zero, overflow), scores 0 and ``info["reason"]`` says why. A run that failed through no fault
     of the program (killed, out of memory, timed out) is retried, and then raises
-    :class:`derl_gym.trials.InfrastructureFailure`; it is never a score.
+    :class:`derl_gym.envs.InfrastructureFailure`; it is never a score.
 
     ## Episode End
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import logging
 import os
 import shutil
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +24,13 @@ from derl_gym.inner.result import InnerResult
 from derl_gym.programs import Analysis, Grammar, InvalidProgram, ProgramSpace, RewardProgram
 from derl_gym.tasks import load_task
 from derl_gym.trials.cache import SharedCache
+from derl_gym.trials.devices import visible_devices
 from derl_gym.trials.ledger import Ledger
 from derl_gym.trials.pool import Job, LocalPool, Outcome
 
 Variant = Literal["base", "full"]
 CacheMode = Literal["equivalent", "exact", "off"]
+LOG = logging.getLogger("derl_gym")
 GRPO_EPSILON = 1e-4
 """What TRL adds to a group's standard deviation (``GRPOTrainer``)."""
 
@@ -275,11 +277,11 @@ class OuterLoop:
             return _Proposal(text, None, str(error))
         analysis = program.analyse(self.task.primitives, states=self.states)
         key = program.equivalence_key(self.states)
-        if self.settings.cache == "equivalent" and not self._standardised(analysis):
+        if self.settings.cache == "equivalent" and not self._standardised(text, analysis):
             key = f"exact:{program.text}"
         return _Proposal(text, program, "", analysis.structure, key)
 
-    def _standardised(self, analysis: Analysis) -> bool:
+    def _standardised(self, program: str, analysis: Analysis) -> bool:
         """Whether (r - mean) / (std + eps) hides the reward's scale for this program."""
         if self.inner.scale_rewards != "group":
             return False
@@ -288,10 +290,12 @@ class OuterLoop:
         group = self.inner.num_generations
         smallest_std = analysis.smallest_gap * np.sqrt(group - 1) / group
         if smallest_std < 100 * GRPO_EPSILON:
-            warnings.warn(
-                f"a reward whose values lie {analysis.smallest_gap:.2g} apart is damped by GRPO's epsilon "
-                f"({GRPO_EPSILON:g}): it is trained by itself, not as a member of its equivalence class",
-                stacklevel=2,
+            LOG.warning(
+                "the values of %s lie %.2g apart, so that GRPO's epsilon (%g) damps it: it is trained by itself, not "
+                "as a member of its equivalence class",
+                program,
+                analysis.smallest_gap,
+                GRPO_EPSILON,
             )
             return False
         return max(map(abs, analysis.bounds)) < 1e5 * analysis.smallest_gap
@@ -405,7 +409,7 @@ class OuterLoop:
             if self.ledger.trial(outcome.id) is None:  # it never came as far as a process
                 self._start(proposal)
         self._finish(outcome.id, result, outcome.seconds, outcome.attempts)
-        if self._shared_cache is not None and outcome.result is not None:
+        if self._shared_cache is not None and result["status"] != "failed":
             self._shared_cache.put(outcome.id, outcome.result)
         row = self.ledger.trial(outcome.id)
         assert row is not None
@@ -505,7 +509,10 @@ class OuterLoop:
     def pool(self) -> LocalPool:
         """Where inner runs go."""
         if self._pool is None:
-            self._pool = LocalPool(workers=self.settings.workers)
+            devices = visible_devices()
+            # More workers than GPUs share them; as many or fewer lease one each.
+            lease = devices if len(devices) >= self.settings.workers else None
+            self._pool = LocalPool(workers=self.settings.workers, devices=lease)
         return self._pool
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
@@ -47,7 +47,7 @@ class TokenByToken(gym.Wrapper[np.ndarray, Any, Observation, np.ndarray], Record
         RecordConstructorArgs.__init__(self, pad=pad)
         gym.Wrapper.__init__(self, env)
         self.programs = innermost(env).programs
-        self._kind = innermost(env).mask_kind
+        self._kind: Literal["grammar", "charset"] = innermost(env).mask_kind
         self.pad = pad
         self.action_space = spaces.Discrete(self.programs.grammar.vocab_size)
         self.observation_space = spaces.MultiDiscrete(self.programs.nvec)

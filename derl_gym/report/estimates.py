@@ -51,10 +51,8 @@ def estimate(values: Sequence[float]) -> Estimate | None:
 
 
 def quantity(value: float) -> str:
-    """A large number for people: ``1234567`` is ``"1.23 M"``; 10^12 and up get an exponent."""
-    if value >= 1e12:
-        return f"{value:.2e}".replace("e+", "e")
-    for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+    """A large number for people: ``1234567`` is ``"1.23 M"``."""
+    for size, letter in ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g} {letter}"
     return f"{value:.0f}"

@@ -7,6 +7,7 @@ What the page says is gathered here, how it looks stands in ``report.html.j2``. 
 from __future__ import annotations
 
 import datetime
+import json
 import math
 import os
 import statistics
@@ -105,11 +106,11 @@ def _settings(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 def _best_trials(runs: Sequence[Run]) -> list[tuple[str, Row]]:
     """The best inner runs, at most one of each class of programs."""
-    scored = [(run.label, row) for run in runs for row in run.trials.values() if row["status"] == "scored"]
+    scored = [(run, row) for run in runs for row in run.trials.values() if row["status"] == "scored"]
     scored.sort(key=lambda pair: -pair[1]["score"])
     classes: dict[str, tuple[str, Row]] = {}
-    for label, row in scored:
-        classes.setdefault(row["key"] or row["program"], (label, row))
+    for run, row in scored:
+        classes.setdefault(_class(run, row), (run.label, row))
     return list(classes.values())[:TOP_CURVES]
 
 
@@ -119,9 +120,15 @@ def _best_programs(runs: Sequence[Run]) -> list[dict[str, Any]]:
     for run in runs:
         for row in run.trials.values():
             if row["status"] == "scored":
-                classes.setdefault(row["key"] or row["program"], []).append((run, row))
+                classes.setdefault(_class(run, row), []).append((run, row))
     ranked = sorted(classes.values(), key=lambda rows: -statistics.fmean(row["score"] for _, row in rows))
     return [_program_card(rows) for rows in ranked[:TOP_PROGRAMS]]
+
+
+def _class(run: Run, row: Row) -> str:
+    """What runs must share for their scores to be averaged: the class of programs, and how it was trained."""
+    training = [run.config.get(name) for name in ("environment", "task_version", "variant", "inner")]
+    return json.dumps([*training, row["key"] or row["program"]], sort_keys=True)
 
 
 def _program_card(rows: Sequence[tuple[Run, Row]]) -> dict[str, Any]:
@@ -136,7 +143,7 @@ def _program_card(rows: Sequence[tuple[Run, Row]]) -> dict[str, Any]:
         "agents": list(dict.fromkeys(found.label for found, _ in rows)),
         "math": None if parsed is None else Markup(mathml(parsed)),
         "latex": None if parsed is None else parsed.latex(),
-        "audit": None if analysis is None else analysis,
+        "audit": analysis,
         "undefined": 0
         if analysis is None
         else analysis.undefined

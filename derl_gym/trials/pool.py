@@ -18,7 +18,7 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import IO, Any
 
 from derl_gym.trials.jobs import (
@@ -31,7 +31,7 @@ from derl_gym.trials.jobs import (
     read_result,
 )
 
-__all__ = ["Job", "LocalPool", "Outcome", "PoolError"]
+__all__ = ["Job", "LocalPool", "Outcome", "PoolError", "warm_servers"]
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[2]); "
@@ -43,6 +43,29 @@ _GRACE = 30.0  # seconds past a limit, or past a job's sending, after which a si
 
 class PoolError(RuntimeError):
     """The pool cannot work at all: a preload does not import, or the server does not start."""
+
+
+_spare: dict[tuple[str, ...], list[_Server]] | None = None
+
+
+@contextlib.contextmanager
+def warm_servers() -> Iterator[None]:
+    """Within the block, a pool that is closed hands its server on to the next one with the same preloads.
+
+    Loading torch and trl takes seconds; many searches in a row, as in a comparison, then pay for it once. The
+    servers end with the block. Blocks may be nested; the outermost counts.
+    """
+    global _spare
+    if _spare is not None:
+        yield
+        return
+    _spare = {}
+    try:
+        yield
+    finally:
+        servers, _spare = [server for kept in _spare.values() for server in kept], None
+        for server in servers:
+            server.stop()
 
 
 class _ServerLost(Exception):
@@ -136,6 +159,9 @@ class LocalPool:
         """Kill what runs and end the server. A closed pool that is used again starts a new one."""
         if self._active is not None:
             self._active.close()
+        if _spare is not None and self._server is not None:
+            _spare.setdefault(self.preload, []).append(self._server)
+            self._server = None
         self._stop()
 
     def __enter__(self) -> LocalPool:
@@ -211,6 +237,11 @@ class LocalPool:
         return messages
 
     def _start(self) -> _Server:
+        while _spare is not None and _spare.get(self.preload):
+            self._server = _spare[self.preload].pop()
+            if self._server.alive():
+                return self._server
+            self._stop()
         try:
             self._server = server = _Server()
             server.send({"preload": self.preload})
@@ -281,6 +312,10 @@ class _Server:
             raise _ServerLost(self._death())
         *lines, self._buffer = (self._buffer + data).split(b"\n")
         return [json.loads(line) for line in lines]
+
+    def alive(self) -> bool:
+        """Whether the process is still there."""
+        return self._process.poll() is None
 
     def output(self) -> str:
         """The last lines that the server printed, to be put behind an error."""

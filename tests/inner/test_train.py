@@ -84,12 +84,12 @@ def test_training_moves_the_policy_and_a_constant_reward_does_not(tmp_path: Path
 def test_rewards_are_the_program_on_the_whole_batch() -> None:
     task = load_task("toy_tasks:Digits")
     reward = train.ProgramReward(RewardProgram.parse("g1-2*g2+1", k=2), task, [{"prompt": "a"}, {"prompt": "b"}])
-    assert reward(["7", "1", "71", ""], [0, 0, 1, 1]) == [2.0, -1.0, 0.0, 1.0]
+    assert reward(["1", "2", "12", ""], [0, 0, 1, 1]) == [2.0, -1.0, 0.0, 1.0]
     assert reward.rows == [{"reward": 0.5, "g1": 0.5, "g2": 0.5}]
-    chat = [[{"role": "assistant", "content": "7"}]]
+    chat = [[{"role": "assistant", "content": "1"}]]
     assert reward(chat, [0]) == [2.0]
     with pytest.raises(UndefinedReward, match="beyond 1e"):
-        train.ProgramReward(RewardProgram.parse("10**16*g1", k=2), task, [{}])(["1", "7"], [0, 0])
+        train.ProgramReward(RewardProgram.parse("10**16*g1", k=2), task, [{}])(["2", "1"], [0, 0])
 
 
 def test_a_short_list_of_rewards_would_be_refused() -> None:

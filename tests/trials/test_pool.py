@@ -13,7 +13,7 @@ import psutil
 import pytest
 from processes import alive, wait_until
 
-from derl_gym.trials.pool import Job, LocalPool, Outcome, PoolError
+from derl_gym.trials.pool import Job, LocalPool, Outcome, PoolError, warm_servers
 
 
 @pytest.fixture(scope="module")
@@ -311,3 +311,24 @@ def test_exception_in_on_start_ends_the_run(tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="the ledger is full"):
             list(pool.run(make(tmp_path, "sleeps", {"seconds": 60}), refuse))
         assert not alive(pids[0])
+
+
+def test_warm_servers_are_handed_on_and_end_with_the_block(tmp_path: Path) -> None:
+    def server_of(name: str) -> int:
+        with LocalPool(preload=()) as pool:
+            (outcome,) = pool.run([Job(name, "targets:surroundings", {}, tmp_path / name)])
+            assert outcome.result is not None
+            return outcome.result["parent"]
+
+    with warm_servers():
+        first = server_of("a")
+        assert server_of("b") == first and alive(first)
+        with warm_servers():  # nested: the outer block counts
+            assert server_of("c") == first
+        os.kill(first, signal.SIGKILL)  # a dead one is not handed on
+        assert wait_until(lambda: not alive(first), 2)
+        second = server_of("d")
+        assert second != first
+    assert wait_until(lambda: not alive(second), 2)
+    third = server_of("e")
+    assert wait_until(lambda: not alive(third), 2)
