@@ -33,7 +33,7 @@ def test_a_band_stays_where_scores_can_be():
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (999, "999"), (1234, "1.23 k"), (2e6, "2 M"), (5.34e13, "5.34e13")]
+    ("value", "text"), [(0, "0"), (999, "999"), (1234, "1.23 k"), (2e6, "2 M"), (5.34e13, "53.4 T")]
 )
 def test_quantity(value, text):
     assert quantity(value) == text

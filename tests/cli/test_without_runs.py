@@ -1,0 +1,104 @@
+"""The commands that train nothing, and every mistake a user can make: one line, exit code 2."""
+
+import json
+
+import pytest
+
+from derl_gym.cli import main
+from derl_gym.cli.command import Settings, pairs
+
+ARITHMETIC = "DERL-Arithmetic-v0"
+
+
+def test_audit_prints_the_analysis(capsys):
+    assert main(["audit", "g1*(g2+0.2)*g3"]) == 0
+    text = capsys.readouterr().out
+    assert "unstable" in text and "from 0 to 1.2" in text and r"\cdot" in text
+
+
+def test_audit_as_json(capsys):
+    assert main(["audit", "-(g1+0.5*g2)", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["structure"] == "invalid" and facts["bounds"] == [-1.5, 0.0] and not facts["monotone_in_g1"]
+
+
+def test_audit_takes_a_tasks_primitives(capsys):
+    assert main(["audit", "g4", "--env", ARITHMETIC]) == 0
+    assert main(["audit", "g4", "-k", "3"]) == 1
+    assert "'g4' is not a primitive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "program", ["", "g1+", "9**9**9", "((((", "007", "g2g3", "__import__('os')", "g1 if g2 else 0"]
+)
+def test_no_program_is_one_line_and_exit_code_1(capsys, program):
+    assert main(["audit", program]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.startswith("derl-gym: ") and captured.err.count("\n") == 1
+
+
+def test_envs_and_doctor_know_every_id(capsys):
+    assert main(["envs"]) == 0
+    main(["doctor"])
+    assert capsys.readouterr().out.count(ARITHMETIC) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["search", "DERL-Nope-v0"], "DERL-Nope"),
+        (["search", "no_such_module:DERL-Nope-v0"], "no_such_module"),
+        (["search", "CartPole-v1"], "no environment of derl_gym"),
+        (["search", ARITHMETIC, "--agent", "nobody"], "derl-elite"),
+        (["search", ARITHMETIC, "--agent", "random", "--agent-options", "lr"], "KEY=VALUE"),
+        (["search", ARITHMETIC, "--agent", "random", "--agent-options", "speed=1"], "speed"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "stepps=1"], "stepps"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "steps=0"], "at least 1"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "steps=1", "steps=2"], "twice"),
+        (["search", ARITHMETIC, "--agent", "random", "--outer-steps", "0"], "outer_steps"),
+        (["search", ARITHMETIC, "--agent", "random", "--flip", "g9"], "g9"),
+        (["compare", ARITHMETIC, "--agents", "random", "nobody"], "nobody"),
+        (["compare", ARITHMETIC, "--agents", "random", "random"], "each once"),
+        (["compare", ARITHMETIC, "--seeds", "0"], "at least 1"),
+        (["compare", ARITHMETIC, "--agents", "random", "--agent-options", "lr=1"], "AGENT.KEY=VALUE"),
+        (["score", ARITHMETIC, "g1", "--seeds", "0"], "at least 1"),
+        (["train"], "--run DIR"),
+        (["train", ARITHMETIC], "--program"),
+        (["train", ARITHMETIC, "--program", "g1", "--run", "x"], "--run DIR"),
+        (["train", "--run", "nowhere"], "nowhere"),
+        (["resume", "nowhere"], "nowhere"),
+        (["report", "nowhere"], "nowhere"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, part):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert part in captured.err and captured.err.startswith("derl-gym: ")
+    assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+
+
+def test_debug_raises_the_error_itself():
+    with pytest.raises(ValueError, match="-k must be"):
+        main(["audit", "g1", "-k", "0", "--debug"])
+
+
+def test_an_ended_folder_is_not_another_search(tmp_path, capsys):
+    (tmp_path / "search.json").write_text('{"environment": "' + ARITHMETIC + '", "settings": {"workers": 2}, '
+                                          '"agent": "random", "agent_options": {}, "seed": 0}')  # fmt: skip
+    assert main(["search", ARITHMETIC, "--agent", "random", "--seed", "3", "--out", str(tmp_path)]) == 2
+    assert "seed 0, not 3" in capsys.readouterr().err
+    (tmp_path / "search.json").write_text("{}")
+    assert main(["resume", str(tmp_path)]) == 2
+
+
+def test_values_are_json_python_or_text():
+    given = ["a=1", "b=2e-3", "c=true", "d=None", "e=sgd", "f=[1, 2]", "g=x=y", 'h={"k": 1}', "i="]
+    assert pairs(given, "--inner") == {
+        **{"a": 1, "b": 2e-3, "c": True, "d": None, "e": "sgd", "f": [1, 2], "g": "x=y", "h": {"k": 1}, "i": ""}
+    }
+
+
+def test_what_is_left_out_stays_as_the_id_says():
+    assert Settings().to_dict() == {}
+    settings = Settings(outer_steps=3, workers=1, inner=("steps=2",), flip=("g2",), keep_policies=True)
+    assert settings.to_dict() == {**{"outer_steps": 3, "inner": {"steps": 2}, "flip": ["g2"], "keep_policies": True}}
