@@ -13,7 +13,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo ## Compare three proposers on DERL-Arithmetic-v0 and write an HTML report (minutes, CPU)
-	$(BIN)/derl-gym compare DERL-Arithmetic-v0 --agents random derl --seeds 1 --out $(OUT)
+	$(BIN)/derl-gym compare DERL-Arithmetic-v0 --agents random derl derl-elite --workers 2 --out $(OUT)
 
 test: $(VENV)/.installed-test ## Run all tests but those that need vLLM
 	$(BIN)/python -m pytest -q -m "not vllm"
@@ -25,8 +25,10 @@ lint: $(VENV)/.installed-test ## Run ruff and pyright
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (on the CPU, in a virtual environment of their own)
 	$(VLLM_VENV)/bin/python -m pytest -q -m vllm
 
-bench: $(VENV)/.installed-test ## Reproduce every number that the README claims
-	$(BIN)/python -m benchmarks
+bench: $(VENV)/.installed-test ## Run the benchmarks; they write benchmarks/results
+	for name in programs overhead landscape; do \
+	  $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json || exit 1; \
+	done
 
 clean: ## Remove virtual environments, caches and builds; runs/ is kept
 	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .hypothesis
