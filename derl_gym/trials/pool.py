@@ -80,6 +80,9 @@ class _Attempt:
         self.number = number
         self.device: str | None = None
         self.pid: int | None = None
+        self.overdue = float("inf")
+
+    def sent(self) -> None:
         self.overdue = time.monotonic() + _GRACE
 
     def started(self, pid: int) -> None:
@@ -201,6 +204,7 @@ class LocalPool:
                             end(attempt, explain(f"{attempt.job.folder} cannot be used: {error}"))
                             continue
                         server.send(order)
+                        attempt.sent()
                     while ended:  # the slots are filled by now: a slow consumer idles no worker
                         yield ended.pop(0)
                     for message in self._messages(running):

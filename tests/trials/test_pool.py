@@ -199,6 +199,14 @@ def test_slow_consumer_neither_idles_workers_nor_stretches_limits(tmp_path: Path
     assert outcomes[2].seconds < 0.9
 
 
+def test_waiting_in_the_queue_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that waits for longer than a server may be silent must not count against the server once it is sent."""
+    monkeypatch.setattr("derl_gym.trials.pool._GRACE", 3.0)
+    with LocalPool(workers=1, preload=(), attempts=1) as pool:
+        outcomes = list(pool.run(make(tmp_path, "sleeps", {"seconds": 4}, {"seconds": 4}, {"seconds": 0})))
+    assert [outcome.failure for outcome in outcomes] == [None] * 3
+
+
 def test_on_start_tells_every_attempt(tmp_path: Path) -> None:
     told = []
     with LocalPool(preload=()) as pool:
