@@ -78,5 +78,6 @@ def _stop(debug: bool, error: Exception, message: str, code: int) -> int:
 
 
 def _complain(message: str, code: int) -> int:
-    print(f"derl-gym: {' '.join(message.split())}", file=sys.stderr)
+    first, _, _ = message.partition("\nTraceback")  # of another process: its last line is in the message already
+    print(f"derl-gym: {' '.join(first.split())}", file=sys.stderr)
     return code

@@ -7,6 +7,7 @@ import ast
 import dataclasses
 import datetime
 import importlib
+import importlib.util
 import json
 import os
 import sys
@@ -20,6 +21,9 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 import derl_gym  # noqa: F401  (registers the ids)
+
+INNER_RUN = ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors")
+"""Packages of the extra ``train``, by their import names."""
 
 
 class Failed(Exception):
@@ -120,12 +124,24 @@ def make_envs(environment: str, settings: dict[str, Any], run_dir: Path, **fixed
 
     Raises:
         gymnasium.error.Error: for an id that is not registered.
+        ImportError: when a package that inner runs need is missing.
         ValueError: for settings that are out of range.
     """
     spec = find_spec(environment)
+    check_packages()
     settings = settings | fixed | {"run_dir": str(run_dir)}
     size = settings.pop("group_size", spec.kwargs.get("group_size", 8))
     return gym.make_vec(spec.id, num_envs=size, **settings)
+
+
+def check_packages() -> None:
+    """Say at once that inner runs cannot start here, instead of after the first proposals.
+
+    Raises:
+        ImportError: when a package of the extra ``train`` is missing.
+    """
+    if missing := [name for name in INNER_RUN if importlib.util.find_spec(name) is None]:
+        raise ImportError(f"inner runs need {', '.join(missing)}: pip install 'derl-gym[train]'")
 
 
 def find_spec(environment: str) -> EnvSpec:

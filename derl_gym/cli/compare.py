@@ -13,6 +13,7 @@ from rich.console import Console
 from derl_gym.cli.command import Command, EnvironmentId, Folder, Settings, new_folder, pairs
 from derl_gym.cli.search import Plan, finished, write_json
 from derl_gym.report import summary_table, write_report
+from derl_gym.trials.pool import warm_servers
 
 COMPARE_FILE = "compare.json"
 
@@ -61,12 +62,13 @@ class Comparison:
             for agent in self.agents
         ]
         run_dirs = [folder / f"{plan.agent}-seed{plan.seed}" for plan in plans]
-        for i, (plan, run_dir) in enumerate(zip(plans, run_dirs, strict=True), start=1):
-            title = f"{i} of {len(plans)}: {plan.agent} on {plan.environment}, seed {plan.seed}"
-            if finished(run_dir):
-                plan.write(run_dir)
-            else:
-                plan.run(run_dir, title)
+        with warm_servers():
+            for i, (plan, run_dir) in enumerate(zip(plans, run_dirs, strict=True), start=1):
+                if finished(run_dir):
+                    plan.write(run_dir)
+                else:
+                    title = f"{i} of {len(plans)}: {plan.agent} on {plan.environment}, seed {plan.seed}"
+                    plan.run(run_dir, title)
         Console().print(summary_table(run_dirs))
         try:
             print(f"report: {write_report(run_dirs, folder / 'report.html')}")

@@ -17,19 +17,18 @@ from rich.markup import escape
 from rich.table import Table
 
 import derl_gym
-from derl_gym.cli.command import Command
+from derl_gym.cli.command import INNER_RUN, Command, check_packages
 from derl_gym.cli.programs import task_of
 
 PACKAGES = {
     "core": ("gymnasium", "numpy", "rich", "tyro"),
-    "train": ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors"),
+    "train": INNER_RUN,
     "vllm": ("vllm",),
     "sb3": ("stable-baselines3", "sb3-contrib"),
     "prompted": ("openai",),
     "report": ("plotly", "jinja2"),
 }
 """Extra -> what it brings."""
-INNER_RUN = ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors")
 
 
 @dataclasses.dataclass
@@ -83,13 +82,14 @@ def _version(name: str) -> str | None:
 
 def _missing(environment: str) -> str:
     """What an environment lacks to run here, in words; empty when nothing."""
-    if packages := [name for name in INNER_RUN if _version(name) is None]:
-        return f"{', '.join(packages)} not installed: pip install 'derl-gym[train]'"
     try:
+        check_packages()
         task = task_of(environment)
         if not task.load("train") or not task.load("validation"):
             return "its data are empty"
         _ = task.base_policy
+    except ImportError as error:
+        return str(error)
     except Exception as error:  # whatever keeps a task from its data is what the user came to hear
         return f"{type(error).__name__}: {error}"
     return ""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from rich.console import Console
 
-from derl_gym.cli.command import Command, Failed, Folder, Settings, make_envs, new_folder, pairs
+from derl_gym.cli.command import Command, Failed, Folder, Settings, check_packages, make_envs, new_folder, pairs
 from derl_gym.cli.programs import task_of
 from derl_gym.envs.outer_loop import InfrastructureFailure
 from derl_gym.protocol import TestAlreadyOpened, named_program, select, train_final
@@ -77,6 +77,7 @@ class Train(Command):
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[Ledger]:
         if self.search is not None:
+            check_packages()
             with Ledger(self.search) as ledger:
                 yield ledger
             return

@@ -102,3 +102,14 @@ def test_what_is_left_out_stays_as_the_id_says():
     assert Settings().to_dict() == {}
     settings = Settings(outer_steps=3, workers=1, inner=("steps=2",), flip=("g2",), keep_policies=True)
     assert settings.to_dict() == {**{"outer_steps": 3, "inner": {"steps": 2}, "flip": ["g2"], "keep_policies": True}}
+
+
+def test_a_missing_package_is_said_before_anything_runs(capsys, monkeypatch, tmp_path):
+    import importlib.util
+
+    real = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "trl" else real(name))
+    assert main(["search", ARITHMETIC, "--agent", "random", "--out", str(tmp_path / "run")]) == 2
+    assert capsys.readouterr().err == "derl-gym: inner runs need trl: pip install 'derl-gym[train]'\n"
+    assert not (tmp_path / "run").exists()
+    assert main(["doctor"]) == 1
