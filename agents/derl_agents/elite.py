@@ -64,13 +64,13 @@ class EliteDERL(DERLProposer):
         warm_up: int = 0
         """First outer steps without learning and mutants: samples of the initial proposer."""
         elites: int = 4
-        """Best classes, by mean score, that are imitated and mutated."""
+        """Best classes, by mean score, that are imitated and mutated; only those above the archive's average."""
         imitation: float = 3.0
         """Weight of the elites' negative log-likelihood (per token) in the loss; 0 switches it off."""
         imitation_temperature: float = 0.05
         """Elites are weighted by a softmax of their scores at this temperature (scores are in [0, 1])."""
         mutants: int = 2
-        """Slots per outer step that hold mutants of elites after the warm-up; one slot at least stays the proposer's."""
+        """Slots per outer step that hold mutants of elites, after the warm-up; at least one stays the proposer's."""
         rescore: int = 0
         """In the last outer step, propose this many best classes again, in turn over all slots, for a fairer
         choice among them. Useful only with the environment's cache="off": else the old score comes back."""
@@ -92,6 +92,11 @@ class EliteDERL(DERLProposer):
     def top(self, n: int) -> list[Entry]:
         """The n best classes by mean score, best first; the earlier of equals."""
         return sorted(self.archive.values(), key=lambda entry: -entry.mean)[:n]
+
+    def elites(self) -> list[Entry]:
+        """The best classes, as far as they beat the archive's average: none while all scores are equal."""
+        average = sum(entry.mean for entry in self.archive.values()) / max(len(self.archive), 1)
+        return [entry for entry in self.top(self.options.elites) if entry.mean > average + 1e-9]
 
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
         """Sample new classes, fill some slots with mutants; in the last step perhaps propose the best again."""
@@ -128,7 +133,7 @@ class EliteDERL(DERLProposer):
         A mutant is an elite with a short span of tokens, perhaps empty, replaced by one of a program of the
         grammar's prior. What the mask does not allow is thrown away.
         """
-        parents, mutants = self.top(self.options.elites), []
+        parents, mutants = self.elites(), []
         for _ in range(attempts if parents else 0):
             if len(mutants) == n:
                 break
@@ -163,7 +168,7 @@ class EliteDERL(DERLProposer):
             reason = "warm-up"
         elif not len(own):
             reason = "no program of this step was sampled from the proposer"
-        elif (advantages := group_advantages(scores[own])) is None and not (options.imitation and self.archive):
+        elif (advantages := group_advantages(scores[own])) is None and self.elite_batch() is None:
             reason = "all scores of the group are equal"
         entry = {"step": self.steps, "mean": float(scores.mean()), "std": float(scores.std())}
         if reason:
@@ -185,7 +190,7 @@ class EliteDERL(DERLProposer):
 
     def elite_batch(self) -> tuple[Batch, torch.Tensor] | None:
         """The elites as a batch, and their weights (elites,) that sum to 1."""
-        elites = self.top(self.options.elites)
+        elites = self.elites()
         if not elites or not self.options.imitation:
             return None
         weights = np.array([entry.mean for entry in elites]) / self.options.imitation_temperature

@@ -181,7 +181,7 @@ def test_options_are_documented_plain_data(make_agent, make_envs):
     json.dumps(dataclasses.asdict(cls.Options()))
     for owner in cls.Options.__mro__[:-1]:
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0].body
-        for field, after in zip(body, [*body[1:], None]):
+        for field, after in zip(body, [*body[1:], None], strict=True):
             if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
                 assert isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant), ast.unparse(field)
 

@@ -59,6 +59,13 @@ def test_archive_ranks_classes_by_mean_score(make_envs):
     assert [(entry.text, entry.mean) for entry in agent.top(3)] == [("g3", 0.5), ("g1+g2", 0.4), ("g4-g2", 0.1)]
 
 
+def test_nothing_is_imitated_while_all_scores_are_equal(make_envs):
+    envs = make_envs(num_envs=4, score=lambda text: 0.0)
+    agent = EliteDERL(envs, seed=0, **QUICK)
+    search(envs, agent, seed=0)
+    assert not any(entry["updated"] for entry in agent.log) and not agent.elites()
+
+
 def test_imitation_raises_the_elites_and_weighs_them_by_score(make_envs):
     envs = make_envs(num_envs=4)
     options = dataclasses.replace(EliteDERL.Options(**QUICK, **OFF), elites=2, imitation=1.0, kl=0.0)
@@ -86,18 +93,20 @@ def test_mutants_are_legal_new_and_near_an_elite(make_envs):
     agent = EliteDERL(envs, seed=0, **QUICK)
     agent.start()
     parent = "2*g1+g2-0.5*g3"
-    agent.samples = [agent.lm.vocabulary.columns(text) for text in (parent,)]
-    agent.remember(np.array([0.5]))
+    agent.samples = [agent.lm.vocabulary.columns(text) for text in (parent, "g4")]
+    agent.remember(np.array([0.5, 0.0]))
     taken = set(agent.seen)
     texts = [agent.lm.text(columns) for columns in agent.mutants(20, taken)]
-    assert len(texts) == 20 and len(set(classes(envs, [parent, *texts]))) == 21
-    assert taken == {*classes(envs, [parent, *texts])}
+    assert len(texts) == 20 and len(set(classes(envs, [parent, "g4", *texts]))) == 22
+    assert taken == {*classes(envs, [parent, "g4", *texts])}
     original = envs.programs.encode(parent)[envs.programs.encode(parent) > 0].tolist()
     for text in texts:
         RewardProgram.parse(text, k=4, max_length=32)
         ids = envs.programs.encode(text)
         ids = ids[ids > 0].tolist()
-        start = next((i for i, (a, b) in enumerate(zip(ids, original)) if a != b), min(len(ids), len(original)))
+        start = next(
+            (i for i, (a, b) in enumerate(zip(ids, original, strict=False)) if a != b), min(len(ids), len(original))
+        )
         rest = original[start:]
         kept = max(n for n in range(len(rest) + 1) if n == 0 or ids[start:][-n:] == rest[-n:])
         assert len(rest) - kept <= 4 and len(ids) - start - kept <= 4
@@ -118,7 +127,7 @@ def test_the_last_step_scores_the_best_again(make_envs):
     envs = make_envs(num_envs=4, outer_steps=4)
     agent = EliteDERL(envs, seed=0, rescore=2, warm_up=1, **QUICK)
     result = search(envs, agent, seed=0)
-    earlier = dict(pair for step in range(3) for pair in zip(result.programs[step], result.scores[step]))
+    earlier = dict(pair for step in range(3) for pair in zip(result.programs[step], result.scores[step], strict=True))
     first, second = sorted(earlier, key=lambda text: -earlier[text])[:2]
     assert result.programs[-1] == [first, second, first, second]
     assert [len(entry.scores) for entry in agent.top(2)] == [3, 3]

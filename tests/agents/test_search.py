@@ -34,8 +34,11 @@ def test_result(make_envs):
     seen = []
     result = search(envs, RandomSearch(envs), seed=5, on_step=lambda *step: seen.append(step))
     assert len(result.programs) == len(result.scores) == 4
-    assert all(len(programs) == 3 and scores.shape == (3,) for programs, scores in zip(result.programs, result.scores))
-    pairs = [pair for step in zip(result.programs, result.scores) for pair in zip(*step)]
+    assert all(
+        len(programs) == 3 and scores.shape == (3,)
+        for programs, scores in zip(result.programs, result.scores, strict=True)
+    )
+    pairs = [pair for step in zip(result.programs, result.scores, strict=True) for pair in zip(*step, strict=True)]
     assert result.best[1] == max(score for _, score in pairs) and result.best in pairs
     assert result.best_of_last_step[1] == result.scores[-1].max()
     assert result.means == [scores.mean() for scores in result.scores]

@@ -76,7 +76,7 @@ def test_only_plain_tokens_of_the_alphabet_are_columns():
     vocabulary = lm_vocabulary(Grammar(k=4))
     assert vocabulary.ids[0] == END_ID
     assert "the" not in vocabulary.strings and " g1" not in vocabulary.strings and "\u0661" not in vocabulary.strings
-    assert [i for i, string in zip(vocabulary.ids, vocabulary.strings) if string == "g1"] == [18, 100]
+    assert [i for i, string in zip(vocabulary.ids, vocabulary.strings, strict=True) if string == "g1"] == [18, 100]
 
 
 def test_text_to_columns_takes_the_longest_token():
