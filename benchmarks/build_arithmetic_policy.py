@@ -34,7 +34,7 @@ Mixture = list[tuple[str, float, float]]
 """(style, share of the completions, share of these that is right)."""
 
 CLEAN: Mixture = [("plain", 0.4, 1.0), ("step", 0.3, 1.0), ("box", 0.3, 1.0)]
-SLOPPY: Mixture = [("plain", 0.6, 0.2), ("step", 0.37, 0.2), ("box", 0.03, 0.3)]
+SLOPPY: Mixture = [("plain", 0.84, 0.2), ("step", 0.12, 0.2), ("box", 0.04, 0.3)]
 SLIPS = (1, 2, 10)
 """A wrong answer is off by one of these, either way."""
 
