@@ -410,7 +410,7 @@ class OuterLoop:
                 self._start(proposal)
         self._finish(outcome.id, result, outcome.seconds, outcome.attempts)
         if self._shared_cache is not None and result["status"] != "failed":
-            self._shared_cache.put(outcome.id, outcome.result)
+            self._shared_cache.put(outcome.id, result)
         row = self.ledger.trial(outcome.id)
         assert row is not None
         return row

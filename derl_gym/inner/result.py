@@ -30,7 +30,7 @@ class InnerResult:
         policy: Folder of the trained policy where it was kept, else empty.
         backend: ``"transformers"`` or ``"vllm"``.
         sampling_logp_difference: Mean absolute difference of log-probabilities between the generation engine
-            and the trained model at the last step (vLLM only, else ``None``).
+            and the trained model over the run (vLLM only, else ``None``).
     """
 
     status: Status

@@ -10,7 +10,6 @@ import importlib.util
 import resource
 import sys
 import time
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -187,9 +186,9 @@ def trainer_arguments(config: InnerConfig, seed: int, backend: str, folder: Path
 
 def sampling_logp_difference(trainer: GRPOTrainer) -> float | None:
     """TRL's own measure of how far the engine's log-probabilities are from the model's; vLLM only."""
-    metrics: dict[str, list[float]] = trainer._metrics.get("train", defaultdict(list))
-    values = metrics.get("sampling/sampling_logp_difference/mean", [])
-    return float(values[-1]) if values else None
+    key = "sampling/sampling_logp_difference/mean"
+    logged = [entry[key] for entry in trainer.state.log_history if key in entry]
+    return float(logged[-1]) if logged else None
 
 
 def peak_memory() -> int:

@@ -18,11 +18,11 @@ class Digits(Task):
 
     name = "digits"
     version = "1"
-    description = "Write the digit 7."
+    description = "Write the digit 1."
     inner = InnerConfig(steps=2, batch_size=16, num_generations=8, max_completion_length=6)
     primitives = (
-        Primitive("g1", "the output holds a 7", lambda completion, example: float("7" in completion)),
-        Primitive("g2", "the output holds a 1", lambda completion, example: float("1" in completion)),
+        Primitive("g1", "the output holds a 1", lambda completion, example: float("1" in completion)),
+        Primitive("g2", "the output holds a 2", lambda completion, example: float("2" in completion)),
     )
 
     def __init__(self, data_dir: str | None = None, size: int = 24) -> None:
@@ -35,7 +35,7 @@ class Digits(Task):
         return [{"prompt": example["prompt"]} for example in Arithmetic().load(split)[: self.size]]
 
     def correct(self, completion: str, example: Example) -> bool:
-        return "7" in completion
+        return "1" in completion
 
     @property
     def base_policy(self) -> str:
