@@ -184,6 +184,7 @@ def test_a_real_server(make_envs, stories260k, tmp_path, monkeypatch):
     """transformers' own OpenAI-compatible server with a real model, which knows nothing of reward programs."""
     pytest.importorskip("fastapi")
     pytest.importorskip("uvicorn")
+    pytest.importorskip("requests")
     command = shutil.which("transformers", path=os.path.dirname(sys.executable))
     if command is None:
         pytest.skip("needs the command transformers")
