@@ -13,8 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from derl_gym.envs.identity import fingerprint
-from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop, Settings
+from derl_gym.envs.identity import fingerprint, trial_seed
+from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop
+from derl_gym.envs.settings import Settings
 from derl_gym.trials.ledger import Ledger
 from derl_gym.trials.pool import Job, LocalPool, Outcome
 
@@ -149,7 +150,7 @@ def train_final(
                     id=f"final-{seed}-{stage}",
                     target="derl_gym.inner.train:run",
                     payload={
-                        **loop.payload(program, starts[seed], seed),
+                        **loop.payload(program, starts[seed], seed if stage == 0 else trial_seed(seed, 0, stage)),
                         "config": dataclasses.asdict(config),
                         "train_split": "full",
                         "eval_split": "test" if last else None,

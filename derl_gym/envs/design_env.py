@@ -9,8 +9,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 
-from derl_gym.envs.outer_loop import OuterLoop, Scored, Settings
+from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.public_face import PublicFace, describe
+from derl_gym.envs.settings import Scored, Settings
 
 
 class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):

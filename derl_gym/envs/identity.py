@@ -38,10 +38,11 @@ def policy_fingerprint(policy: str) -> str:
     return digest.hexdigest()[:24]
 
 
-def trial_seed(episode_seed: int, replicate: int) -> int:
+def trial_seed(episode_seed: int, replicate: int, stage: int = 0) -> int:
     """The inner run's seed: the same for every program of an episode, new for each repetition of a class.
 
-    Common random numbers within an episode take the seeds' luck out of the comparison of programs.
+    Common random numbers within an episode take the seeds' luck out of the comparison of programs. In DERL-full,
+    where training goes on from stage to stage, every stage has seeds of its own.
     """
-    digest = hashlib.sha256(f"{episode_seed}:{replicate}".encode()).digest()
+    digest = hashlib.sha256(f"{episode_seed}:{replicate}:{stage}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -9,7 +9,8 @@ from typing import Literal
 
 import numpy as np
 
-from derl_gym.envs.outer_loop import OuterLoop, Scored
+from derl_gym.envs.outer_loop import OuterLoop
+from derl_gym.envs.settings import Scored
 from derl_gym.programs import InvalidProgram, ProgramSpace
 from derl_gym.tasks import Primitive
 

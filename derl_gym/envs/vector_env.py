@@ -9,8 +9,9 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from derl_gym.envs.design_env import checked_actions, observation_space
-from derl_gym.envs.outer_loop import OuterLoop, Scored, Settings
+from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.public_face import PublicFace, describe
+from derl_gym.envs.settings import Scored, Settings
 
 
 class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndarray, np.ndarray]):

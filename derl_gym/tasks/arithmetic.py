@@ -21,6 +21,7 @@ LARGEST_OPERAND = 49
 
 _BOX = "\\boxed{"
 _STEP = re.compile(r"\bstep\s*[0-9]", re.IGNORECASE)
+_THOUSANDS = re.compile(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))")
 
 
 def split_of(a: int, b: int) -> Split:
@@ -68,8 +69,9 @@ def is_number(text: str, number: int) -> bool:
 
 
 def mentions(text: str, number: int) -> bool:
-    """Whether the number stands anywhere in the text as a whole number: "118", "1.18" and "-18" hold no 18."""
-    return re.search(rf"(?<![0-9-])(?<![0-9][.,])0*{number}(?![0-9])(?![.,][0-9])", text) is not None
+    """Whether the number stands anywhere in the text as a whole number: "118", "1.18", "18,000", "-18" hold no 18."""
+    text = _THOUSANDS.sub("", text)
+    return re.search(rf"(?<![0-9-])(?<![0-9]\.)0*{number}(?![0-9])(?!\.[0-9])", text) is not None
 
 
 def _outcome(completion: str, example: Example) -> float:

@@ -111,7 +111,7 @@ def test_its_documentation_names_every_argument_and_info() -> None:
     import dataclasses
 
     from derl_gym.envs import RewardDesignEnv
-    from derl_gym.envs.outer_loop import Scored, Settings
+    from derl_gym.envs.settings import Scored, Settings
 
     manual = RewardDesignEnv.__doc__ or ""
     for field in (*dataclasses.fields(Settings), *dataclasses.fields(Scored)):
