@@ -20,6 +20,7 @@ test: $(VENV)/.installed-test ## Run all tests but those that need vLLM
 
 lint: $(VENV)/.installed-test ## Run ruff and pyright
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
 test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (on the CPU, in a virtual environment of their own)
