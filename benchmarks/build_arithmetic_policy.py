@@ -29,6 +29,7 @@ from derl_gym.tasks.arithmetic import Arithmetic, boxed, mentions, pairs, prompt
 
 SEED = 0
 BATCH = 128
+TOKENS = ("<pad>", "<eos>", "<unk>", *"0123456789+= :{}", "\\boxed", "Step")
 STYLES = {"plain": "{:02d}", "step": "Step 1: {:02d}", "box": "\\boxed{{{:02d}}}"}
 Mixture = list[tuple[str, float, float]]
 """(style, share of the completions, share of these that is right)."""
@@ -41,8 +42,7 @@ SLIPS = (1, 2, 10)
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
     r"""One token per character, but ``\boxed`` and ``Step`` are one each: completions are short, runs fast."""
-    tokens = ["<pad>", "<eos>", "<unk>", *"0123456789+= :{}", "\\boxed", "Step"]
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(TOKENS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\\boxed|Step|[\s\S]"), "isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
@@ -68,9 +68,9 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
             num_key_value_heads=2,
             max_position_embeddings=64,
             tie_word_embeddings=True,
-            pad_token_id=tokenizer.pad_token_id,
+            pad_token_id=TOKENS.index("<pad>"),
             bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
+            eos_token_id=TOKENS.index("<eos>"),
         )
     )
 
@@ -127,7 +127,9 @@ def describe(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> str
     examples = task.load("validation") * 10
     x = torch.tensor([tokenizer.encode(example["prompt"]) for example in examples])
     with torch.inference_mode():
-        y = model.generate(input_ids=x, attention_mask=x.new_ones(x.shape), do_sample=True, top_k=0, max_new_tokens=8)
+        y = model.generate(  # type: ignore[operator]
+            input_ids=x, attention_mask=torch.ones_like(x), do_sample=True, top_k=0, max_new_tokens=8
+        )
     texts = tokenizer.batch_decode(y[:, x.shape[1] :], skip_special_tokens=True)
     values = torch.tensor(task.primitive_values(texts, examples))
     lines = ["  " + "  ".join(f"g{i + 1} {100 * v:.1f} %" for i, v in enumerate(values.mean(0).tolist()))]
