@@ -166,7 +166,7 @@ def cost_figure(summaries: Sequence[AgentSummary]) -> go.Figure | None:
         )
     figure.update_layout(barmode="stack", bargap=0.35)
     figure.update_yaxes(autorange="reversed", ticksuffix="  ", showgrid=False, automargin=True)
-    figure.update_xaxes(title="seconds, summed over inner runs")
+    figure.update_xaxes(title="seconds")
     return figure
 
 
@@ -180,6 +180,7 @@ def _figure(x: str, y: str) -> go.Figure:
 def _styled(figure: go.Figure, height: int) -> go.Figure:
     return figure.update_layout(
         template="none",
+        dragmode=False,  # a finger on a figure scrolls the page
         height=height,
         margin={"l": 56, "r": 12, "t": 44, "b": 48},
         paper_bgcolor="rgba(0,0,0,0)",

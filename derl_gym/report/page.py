@@ -76,7 +76,7 @@ def _environment() -> jinja2.Environment:
 def _markup(figure: Any) -> Markup | None:
     if figure is None:
         return None
-    config = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["lasso2d", "select2d"]}
+    config = {"responsive": True, "displayModeBar": False}  # the bar has a button that sends the figure away
     return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=config))
 
 

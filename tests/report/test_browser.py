@@ -60,6 +60,7 @@ def test_a_comparison(tmp_path, write_search, open_page):
     assert page.noise == []
     assert drawn(page) == 4  # scores, structures, learning curves, cost
     assert page.locator("article math").count() > 3 and page.locator("article math").first.bounding_box()["width"] > 20
+    assert page.locator(".modebar-btn").count() == 0
     assert page.locator("table").first.locator("tr").count() == 3
 
 
