@@ -53,9 +53,7 @@ class Score(Command):
             with SearchProgress(f"{len(texts)} inner runs on {self.env}", 1, len(texts)) as progress:
                 world.loop.on_scored = progress.scored
                 _, scores, *_, info = envs.step(actions)
-        except InvalidProgram as error:
-            raise Failed(str(error)) from error
-        except InfrastructureFailure as error:
+        except (InvalidProgram, InfrastructureFailure) as error:
             raise Failed(str(error)) from error
         finally:
             envs.close()
