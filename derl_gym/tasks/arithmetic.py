@@ -13,6 +13,8 @@ import hashlib
 import re
 from pathlib import Path
 
+import numpy as np
+
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.base import SPLITS, Example, Primitive, Split, Task
 
@@ -124,6 +126,12 @@ class Arithmetic(Task):
         backend="transformers",
         timeout=300.0,
     )
+
+    def states(self) -> np.ndarray:
+        """The ten of sixteen combinations that can come up: a right answer in a box is boxed and mentioned."""
+        states = super().states()
+        holds = states != 0  # 1, or -1 where the primitive is flipped
+        return states[~holds[:, 0] | (holds[:, 1] & holds[:, 3])]
 
     def load(self, split: Split) -> list[Example]:
         """See :meth:`Task.load`; an example has ``prompt`` (text) and ``answer`` (int)."""

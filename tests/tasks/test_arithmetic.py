@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from derl_gym.tasks import SPLITS
+from derl_gym.tasks import SPLITS, load_task
 from derl_gym.tasks.arithmetic import Arithmetic, boxed, mentions, pairs
 
 TASK = Arithmetic()
@@ -184,3 +186,26 @@ def test_base_policy_boxes_seldom_and_is_mostly_wrong(policy: tuple[Any, Any]):
     assert 0.025 < g2 < 0.05
     assert 0.09 < g3 < 0.14
     assert 0.20 < g4 < 0.27
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.text(alphabet="0123456789 :{}+=.,-", max_size=12),
+    st.sampled_from(["", "\\boxed{", "Step 1: "]),
+    st.integers(0, 98),
+)
+def test_no_output_is_in_a_state_that_the_task_leaves_out(text: str, start: str, answer: int) -> None:
+    reachable = {tuple(state) for state in TASK.states().tolist()}
+    assert len(reachable) == 10
+    for completion in (
+        start + text,
+        f"{text}\\boxed{{{answer:02d}}}",
+        f"\\boxed{{ {answer} }}{text}",
+        start + f"0{answer}" + text,
+    ):
+        assert tuple(values(completion, answer)) in reachable
+
+
+def test_flipping_a_primitive_keeps_the_states_apart():
+    flipped = load_task("derl_gym.tasks.arithmetic:Arithmetic", flip=["g2"]).states()
+    assert {tuple(state) for state in (flipped * [1, -1, 1, 1]).tolist()} == {tuple(s) for s in TASK.states().tolist()}
