@@ -13,7 +13,7 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo ## Compare three proposers on DERL-Arithmetic-v0 and write an HTML report (minutes, CPU)
-	$(BIN)/derl-gym compare DERL-Arithmetic-v0 --agents random derl derl-elite --outer-steps 8 --workers 2 --out $(OUT)
+	$(BIN)/derl-gym compare DERL-Arithmetic-v0 --agents random derl derl-elite --outer-steps 8 --cache off --workers 2 --out $(OUT)
 
 test: $(VENV)/.installed-test ## Run all tests but those that need vLLM
 	$(BIN)/python -m pytest -q -m "not vllm"
@@ -27,7 +27,7 @@ test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (on the CPU, 
 	$(VLLM_VENV)/bin/python -m pytest -q -m vllm tests/inner
 
 bench: $(VENV)/.installed-test ## Run the benchmarks; they write benchmarks/results
-	for name in programs overhead landscape; do \
+	for name in programs overhead landscape learning; do \
 	  $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json || exit 1; \
 	done
 

@@ -29,9 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium as gym
 import numpy as np
-from derl_agents import AGENTS, search
 
 import derl_gym  # noqa: F401
+from derl_agents import AGENTS, search
 from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.protocol import Rule, named_program, select, settings_of, train_final
 from derl_gym.report.estimates import Estimate, estimate

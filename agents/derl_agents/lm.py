@@ -69,7 +69,7 @@ class ProposerLM:
         self.grammar, self.options, self.seed = grammar, options, seed
         self.vocabulary: Vocabulary
         if options.model == "small":
-            self.vocabulary = AlphabetVocabulary(grammar, options.mask)
+            self.vocabulary = AlphabetVocabulary(grammar, options.mask or "grammar")
             self.model = small_model(grammar.vocab_size, self.vocabulary.max_columns + 1, seed)
             prompt = [END]
         else:
@@ -78,7 +78,7 @@ class ProposerLM:
             if end_id is None:
                 raise ValueError(f"the tokenizer of {options.model} names no eos_token, so no program could end")
             strings = tokenizer.convert_ids_to_tokens(list(range(min(len(tokenizer), self.model.config.vocab_size))))
-            self.vocabulary = LMVocabulary(grammar, strings, end_id, options.mask)
+            self.vocabulary = LMVocabulary(grammar, strings, end_id, options.mask or "grammar")
             prompt = prompt_ids(tokenizer, instruction)
             room = getattr(self.model.config, "max_position_embeddings", None)
             if room is not None and len(prompt) + self.vocabulary.max_columns > room:

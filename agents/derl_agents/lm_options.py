@@ -22,9 +22,9 @@ class LMOptions:
     """"small": a built-in transformer over the program alphabet, trained at the start on programs of the
     grammar's prior. Anything else: hub name or folder of a causal language model with safetensors weights
     (the paper's is Qwen/Qwen2.5-0.5B-Instruct)."""
-    mask: Literal["grammar", "charset"] = "grammar"
+    mask: Literal["grammar", "charset"] | None = None
     """"grammar": only tokens that keep the program completable; every program parses. "charset": the paper's
-    mask, any token made of the alphabet's characters."""
+    mask, any token made of the alphabet's characters. None: as the environment was made with."""
     temperature: float | None = None
     """Sampling temperature; log-probabilities are those of the scaled distribution. None: 1.0 or 0.7."""
     cold_start_programs: int = 4096
@@ -50,14 +50,14 @@ class LMOptions:
     }
 
     def __post_init__(self) -> None:
-        if self.mask not in ("grammar", "charset"):
+        if self.mask not in ("grammar", "charset", None):
             raise ValueError(f"mask must be 'grammar' or 'charset', not {self.mask!r}")
         if self.temperature is not None and not self.temperature > 0:
             raise ValueError(f"temperature must be positive, not {self.temperature!r}")
 
-    def resolved(self) -> Self:
-        """These options with every ``None`` replaced by the model's value."""
-        defaults = self.small_defaults if self.model == "small" else self.named_defaults
+    def resolved(self, mask: str = "grammar") -> Self:
+        """These options with every ``None`` replaced by the model's value, or the environment's ``mask``."""
+        defaults = {**(self.small_defaults if self.model == "small" else self.named_defaults), "mask": mask}
         return dataclasses.replace(
             self, **{name: value for name, value in defaults.items() if getattr(self, name) is None}
         )

@@ -43,6 +43,7 @@ class SyntheticEnvs(VectorEnv):
     def __init__(self, run_dir, num_envs=8, outer_steps=12, score=None, max_length=32):
         self.num_envs, self.outer_steps, self.run_dir, self.score = num_envs, outer_steps, Path(run_dir), score
         self.programs = ProgramSpace(Grammar(k=4, max_length=max_length))
+        self.mask_kind = "grammar"
         self.primitives = PRIMITIVES
         self.states = states_of(PRIMITIVES)
         self.instruction = "Write a reward program over g1, g2, g3, g4 with + - * / ** such as g1+0.5*g2."

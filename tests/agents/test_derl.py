@@ -330,3 +330,10 @@ def test_it_learns_and_the_frozen_one_does_not(make_envs, cold_start):
         gains[cls.name] = means[-4:].mean() - means[:3].mean()
     assert gains["derl"] > 0.12
     assert abs(gains["random"]) < 0.06
+
+
+def test_the_mask_is_the_environments_unless_it_is_named(make_envs):
+    envs = make_envs(num_envs=2)
+    envs.mask_kind = "charset"
+    assert DERLProposer(envs).options.mask == "charset"
+    assert DERLProposer(envs, mask="grammar").options.mask == "grammar"

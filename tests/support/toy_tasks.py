@@ -7,10 +7,9 @@ import signal
 import time
 from pathlib import Path
 
-from derl_gym.tasks.arithmetic import Arithmetic
-
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks import Example, Primitive, Split, Task
+from derl_gym.tasks.arithmetic import Arithmetic
 
 
 class Digits(Task):
