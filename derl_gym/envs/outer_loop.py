@@ -66,6 +66,7 @@ class OuterLoop:
         self.on_scored: Callable[[Scored], None] | None = None
         self._ledger: Ledger | None = None
         self._runs = InnerRuns(settings, self.inner.timeout)
+        self._warned = False
         self._run_dir: Path | None = None if settings.run_dir is None else Path(settings.run_dir).expanduser()
         self.episode = -1
         self._begun = -1
@@ -201,9 +202,11 @@ class OuterLoop:
         group = self.inner.num_generations
         smallest_std = analysis.smallest_gap * np.sqrt(group - 1) / group
         if smallest_std < 100 * GRPO_EPSILON:
-            LOG.warning(
+            level, self._warned = (logging.DEBUG if self._warned else logging.WARNING), True
+            LOG.log(
+                level,
                 "the values of %s lie %.2g apart, so that GRPO's epsilon (%g) damps it: it is trained by itself, not "
-                "as a member of its equivalence class",
+                "as a member of its equivalence class (said once a search)",
                 program,
                 analysis.smallest_gap,
                 GRPO_EPSILON,
