@@ -54,10 +54,10 @@ class Arm:
 ARMS = {
     "derl": Arm("derl", {}),
     "frozen": Arm("random", {"prior": "proposer"}, "best"),
-    "derl-elite": Arm("derl-elite", {}),
-    "elite, classes may repeat": Arm("derl-elite", {"unique": False}),
-    "elite, no imitation": Arm("derl-elite", {"imitation": 0.0}),
-    "elite, no mutants": Arm("derl-elite", {"mutants": 0}),
+    "derl-elite": Arm("derl-elite", {}, "best"),
+    "elite, classes may repeat": Arm("derl-elite", {"unique": False}, "best"),
+    "elite, no imitation": Arm("derl-elite", {"imitation": 0.0}, "best"),
+    "elite, no mutants": Arm("derl-elite", {"mutants": 0}, "best"),
     "elite, last step re-scores the best 4": Arm("derl-elite", {"rescore": 4}),
 }
 

@@ -38,6 +38,7 @@ def named_program(name: str, primitives: Sequence[str]) -> str:
             primitives), the paper's section 4.1; anything else is a program already.
         primitives: Names of the task's primitives, g1 first.
     """
+    name = name.strip()
     average = f"({'+'.join(primitives)})/{len(primitives)}"
     return {"outcome": "g1", "outcome+format": "g1+g2", "average": average}.get(name, name)
 
@@ -54,7 +55,8 @@ def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
     Args:
         ledger: Of the search.
         rule: ``"last"``: the best of the last complete outer step (the paper's choice for DERL-base).
-            ``"best"``: the best mean score over all steps (its choice for random search).
+            ``"best"``: the best over all steps (its choice for random search). A class of equal programs
+            that was scored more than once, with different seeds, counts with its mean.
         episode: Which search of the run directory.
 
     Returns:
@@ -72,21 +74,25 @@ def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
         for _, rows in sorted(steps.items())
         if len(rows) == group_size and all(row["status"] != "proposed" for row in rows)
     ]
-    best = [
-        max(scored, key=lambda row: row["score"])["program"]
-        for rows in complete
-        if (scored := [row for row in rows if row["status"] == "scored"])
-    ]
+    classes = {row["identity"]: row["key"] for row in ledger.trials()}
+    best = [program for rows in complete if (program := _best_program(rows, classes)) is not None]
     if not best:
         raise ValueError(f"{ledger.run_dir} holds no complete outer step with a scored program: nothing to select")
     if ledger.config["variant"] == "full":
         return best
-    if rule == "last":
-        return best[-1:]
-    scores: dict[str, list[float]] = {}
-    for row in (row for rows in complete for row in rows if row["status"] == "scored"):
-        scores.setdefault(row["program"], []).append(row["score"])
-    return [max(scores, key=lambda program: sum(scores[program]) / len(scores[program]))]
+    overall = _best_program([row for rows in complete for row in rows], classes)
+    return best[-1:] if rule == "last" or overall is None else [overall]
+
+
+def _best_program(rows: Sequence[dict[str, Any]], classes: dict[str, str]) -> str | None:
+    """A program of the class with the best mean score, the earlier of equals; ``None`` where none scored."""
+    scored: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["status"] == "scored":
+            scored.setdefault(classes.get(row["identity"]) or row["program"], []).append(row)
+    if not scored:
+        return None
+    return max(scored.values(), key=lambda group: sum(row["score"] for row in group) / len(group))[0]["program"]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -53,6 +53,8 @@ def test_selection_rules(tmp_path: Path) -> None:
     with fake_search(tmp_path / "base", history) as ledger:
         assert protocol.select(ledger) == ["e"], "the last complete step"
         assert protocol.select(ledger, "best") == ["c"], "the best mean over repetitions: a has 0.5"
+    with fake_search(tmp_path / "again", [[("a", 0.9), ("a", 0.1)], [("b", 0.4), ("a", 0.3)]]) as ledger:
+        assert protocol.select(ledger) == ["b"] and protocol.select(ledger, "best") == ["a"], "0.43 against 0.4"
     with fake_search(tmp_path / "full", history, "full") as ledger:
         assert protocol.select(ledger) == ["a", "c", "e"]
     with (
