@@ -35,7 +35,7 @@ Mixture = list[tuple[str, float, float]]
 """(style, share of the completions, share of these that is right)."""
 
 CLEAN: Mixture = [("plain", 0.4, 1.0), ("step", 0.3, 1.0), ("box", 0.3, 1.0)]
-SLOPPY: Mixture = [("plain", 0.895, 0.2), ("step", 0.06, 0.3), ("box", 0.045, 0.4)]
+SLOPPY: Mixture = [("plain", 0.84, 0.2), ("step", 0.12, 0.2), ("box", 0.04, 0.3)]
 SLIPS = (1, 2, 10)
 """A wrong answer is off by one of these, either way."""
 
@@ -151,7 +151,7 @@ def build(folder: Path) -> None:
     print(f"{model.num_parameters():,} parameters; adding right, in all three styles")
     fit(model, tokenizer, CLEAN, 1500, 4e-3, rng)
     print("being sloppy")
-    fit(model, tokenizer, SLOPPY, 400, 1e-3, rng)
+    fit(model, tokenizer, SLOPPY, 300, 1e-3, rng)
     print(describe(model, tokenizer))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -117,7 +117,7 @@ class Arithmetic(Task):
     )
     max_program_length = 32
     inner = InnerConfig(
-        steps=16,
+        steps=18,
         batch_size=128,
         num_generations=8,
         max_completion_length=8,

@@ -171,7 +171,7 @@ def test_a_completion_has_room_for_a_box_or_a_step_but_not_for_both(policy: tupl
 
 
 def test_base_policy_boxes_seldom_and_is_mostly_wrong(policy: tuple[Any, Any]):
-    """The rates that the landscape rests on, from 3,850 samples; the standard error of 4 % is 0.3 points."""
+    """The rates that the landscape rests on, from 3,850 samples; the standard error of 3.6 % is 0.3 points."""
     pytest.importorskip("trl")
     import torch
 
@@ -182,9 +182,9 @@ def test_base_policy_boxes_seldom_and_is_mostly_wrong(policy: tuple[Any, Any]):
     examples = TASK.load("validation") * 10
     completions, _ = transformers_generate(model, tokenizer, TASK.inner)([e["prompt"] for e in examples])
     g1, g2, g3, g4 = np.mean(TASK.primitive_values(completions, examples), axis=0)
-    assert 0.005 < g1 < 0.016
-    assert 0.03 < g2 < 0.055
-    assert 0.04 < g3 < 0.07
+    assert 0.004 < g1 < 0.014
+    assert 0.025 < g2 < 0.05
+    assert 0.09 < g3 < 0.14
     assert 0.20 < g4 < 0.27
 
 
