@@ -67,6 +67,8 @@ class Agent(abc.ABC):
                 f"options must be a {type(self).__name__}.Options, not {type(options).__qualname__}; "
                 f"single options go by keyword"
             )
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
         world: Any = envs.unwrapped
         self.options: Any = dataclasses.replace(options or self.Options(), **fields)
         self.seed = int(seed)

@@ -69,6 +69,16 @@ class DERLProposer(Agent):
             "kl": 0.001,
             "beta2": 0.999,
         }
+        at_least: ClassVar[Mapping[str, float]] = {
+            **LMOptions.at_least,
+            **dict.fromkeys(("lr", "epochs", "clip", "kl", "beta2", "weight_decay"), 0),
+        }
+        above: ClassVar[Mapping[str, float]] = {**LMOptions.above, "max_grad_norm": 0}
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.beta2 is not None and not self.beta2 < 1:
+                raise ValueError(f"beta2 must be below 1, not {self.beta2!r}")
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)

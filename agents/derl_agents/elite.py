@@ -10,7 +10,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -74,6 +74,12 @@ class EliteDERL(DERLProposer):
         rescore: int = 0
         """In the last outer step, propose this many best classes again, in turn over all slots, for a fairer
         choice among them. Useful only with the environment's cache="off": else the old score comes back."""
+
+        at_least: ClassVar[Mapping[str, float]] = {
+            **DERLProposer.Options.at_least,
+            **dict.fromkeys(("resamples", "warm_up", "elites", "imitation", "mutants", "rescore"), 0),
+        }
+        above: ClassVar[Mapping[str, float]] = {**DERLProposer.Options.above, "imitation_temperature": 0}
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)

@@ -268,7 +268,17 @@ def prompt_ids(tokenizer: Any, instruction: str) -> list[int]:
 
 
 def choose_device(options: LMOptions) -> str:
-    """The torch device that the options ask for."""
+    """The torch device that the options ask for.
+
+    Raises:
+        ValueError: It is not there.
+    """
     if options.device != "auto":
+        try:
+            torch.empty(1, device=options.device)
+        except (AssertionError, RuntimeError) as error:
+            raise ValueError(
+                f"device must be auto, cpu or another device of torch's that is there, not {options.device!r} ({error})"
+            ) from error
         return options.device
     return "cuda" if options.model != "small" and torch.cuda.is_available() else "cpu"

@@ -9,6 +9,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
+from derl_gym.fields import check_fields
+
 
 @dataclasses.dataclass(frozen=True)
 class LMOptions:
@@ -49,11 +51,18 @@ class LMOptions:
         "cold_start_lr": 1e-5,
     }
 
+    at_least: ClassVar[Mapping[str, float]] = {
+        "cold_start_programs": 1,
+        "cold_start_steps": 0,
+        "cold_start_batch": 1,
+        "cold_start_lr": 0,
+    }
+    """Smallest value by field."""
+    above: ClassVar[Mapping[str, float]] = {"temperature": 0}
+    """What a field must exceed."""
+
     def __post_init__(self) -> None:
-        if self.mask not in ("grammar", "charset", None):
-            raise ValueError(f"mask must be 'grammar' or 'charset', not {self.mask!r}")
-        if self.temperature is not None and not self.temperature > 0:
-            raise ValueError(f"temperature must be positive, not {self.temperature!r}")
+        check_fields(self, at_least=self.at_least, above=self.above)
 
     def resolved(self, mask: str = "grammar") -> Self:
         """These options with every ``None`` replaced by the model's value, or the environment's ``mask``."""

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from derl_agents.base import Agent
+from derl_gym.fields import check_fields
 
 MAX_REPLY = 20_000
 """Characters of a raw reply that are kept."""
@@ -61,8 +62,7 @@ class PromptedLLM(Agent):
         """Environment variable that holds the key."""
 
         def __post_init__(self) -> None:
-            if self.history not in ("previous", "all"):
-                raise ValueError(f"history must be 'previous' or 'all', not {self.history!r}")
+            check_fields(self, at_least={"temperature": 0, "max_tokens": 1, "retries": 0}, above={"timeout": 0})
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)

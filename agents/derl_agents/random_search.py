@@ -34,11 +34,6 @@ class RandomSearch(Agent):
         """"grammar": Grammar.sample. "charset": uniform tokens of the alphabet. "proposer": the frozen initial
         language model of the DERL proposer with the same options and seed."""
 
-        def __post_init__(self) -> None:
-            super().__post_init__()
-            if self.prior not in ("grammar", "charset", "proposer"):
-                raise ValueError(f"prior must be 'grammar', 'charset' or 'proposer', not {self.prior!r}")
-
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)
         self.options = self.options.resolved(envs.unwrapped.mask_kind)

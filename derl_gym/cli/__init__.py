@@ -6,6 +6,7 @@ A user's mistake is one line on stderr and exit code 2; something that failed is
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _Commands,  # type: ignore[arg-type]  # a union, which tyro takes
             prog="derl-gym",
             description="Reward design as a Gymnasium environment: search, compare, train, report.",
-            args=arguments,
+            args=[_shielded(argument) for argument in (sys.argv[1:] if arguments is None else arguments)],
         )
         debug = command.debug
         return command.run()
@@ -69,6 +70,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _stop(debug, error, str(error), 2)
     except Exception as error:
         return _stop(debug, error, f"{type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _shielded(argument: str) -> str:
+    """A program that begins with a minus sign, such as ``-g1+g2``, with a space before it: no option."""
+    return f" {argument}" if re.match(r"-[g(]", argument) else argument
 
 
 def _stop(debug: bool, error: Exception, message: str, code: int) -> int:

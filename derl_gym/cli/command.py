@@ -123,41 +123,47 @@ def make_envs(environment: str, settings: dict[str, Any], run_dir: Path, **fixed
     """The vector environment of an id.
 
     Raises:
-        gymnasium.error.Error: for an id that is not registered.
         ImportError: when a package that inner runs need is missing.
-        ValueError: for settings that are out of range.
+        ValueError: for an id that is not registered, or settings that are out of range.
     """
     spec = find_spec(environment)
-    check_packages()
+    check_packages(*(["vllm"] if settings.get("inner", {}).get("backend") == "vllm" else []))
     settings = settings | fixed | {"run_dir": str(run_dir)}
     size = settings.pop("group_size", spec.kwargs.get("group_size", 8))
     return gym.make_vec(spec.id, num_envs=size, **settings)
 
 
-def check_packages() -> None:
+def check_packages(*more: str) -> None:
     """Say at once that inner runs cannot start here, instead of after the first proposals.
 
+    Args:
+        *more: Packages that are needed besides those of the extra ``train``, each with an extra of its name.
+
     Raises:
-        ImportError: when a package of the extra ``train`` is missing.
+        ImportError: when one is missing.
     """
-    if missing := [name for name in INNER_RUN if importlib.util.find_spec(name) is None]:
-        raise ImportError(f"inner runs need {', '.join(missing)}: pip install 'derl-gym[train]'")
+    if missing := [name for name in (*INNER_RUN, *more) if importlib.util.find_spec(name) is None]:
+        extra = missing[0] if missing[0] in more else "train"
+        raise ImportError(f"inner runs need {', '.join(missing)}: pip install 'derl-gym[{extra}]'")
 
 
 def find_spec(environment: str) -> EnvSpec:
     """The registration of an id, after an import of the module before its colon, if there is one.
 
     Raises:
-        gymnasium.error.Error: for an id that is not registered.
         ImportError: when the module is not found here or on the path.
-        ValueError: for another package's environment.
+        ValueError: for an id that is not registered, or another package's environment.
     """
     module, _, name = environment.rpartition(":")
     if module:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())  # as `python -m` does; a script's path has the script's folder instead
         importlib.import_module(module)
-    spec = gym.spec(name)
+    try:
+        spec = gym.spec(name)
+    except gym.error.Error as error:
+        known = ", ".join(derl_gym.ENVIRONMENTS)
+        raise ValueError(f"{str(error).rstrip('.')}; derl_gym has {known}, and what you register") from error
     if "task" not in spec.kwargs:
         raise ValueError(f"{name} is no environment of derl_gym: its registration names no task")
     return spec

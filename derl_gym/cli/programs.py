@@ -53,8 +53,8 @@ class Audit(Command):
 
     def run(self) -> int:
         """Print what the analysis finds."""
-        if self.k < 1:
-            raise ValueError(f"-k must be at least 1, not {self.k}")
+        if not 1 <= self.k <= 99:
+            raise ValueError(f"-k must be a whole number from 1 to 99, not {self.k}")
         if self.env is None:
             primitives = tuple(Primitive(f"g{i + 1}", "binary", lambda completion, example: 0.0) for i in range(self.k))
             states = states_of(primitives)
@@ -64,7 +64,8 @@ class Audit(Command):
         try:
             program = RewardProgram.parse(self.program, k=len(primitives))
         except InvalidProgram as error:
-            raise Failed(f"{self.program!r} is no reward program: {error}") from error
+            shown = self.program if len(self.program) <= 80 else f"{self.program[:80]}..."
+            raise Failed(f"{shown!r} is no reward program: {error}") from error
         analysis = program.analyse(primitives, states=states)
         facts = {
             "program": program.text,

@@ -94,6 +94,8 @@ class Plan:
         envs = make_envs(self.environment, self.settings, folder)
         try:
             world: Any = envs.unwrapped
+            if taken := sorted({"envs", "options", "seed"} & set(self.agent_options)):
+                raise ValueError(f"{taken[0]} is no option of an agent (--seed sets the seed)")
             agent = AGENTS[self.agent](envs, seed=self.seed, **self.agent_options)
             self.write(folder)
             with SearchProgress(title, world.outer_steps, world.group_size) as progress:

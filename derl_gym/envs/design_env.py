@@ -115,7 +115,12 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Start a search. See the class docstring."""
+        """Start a search. See the class docstring.
+
+        Raises:
+            ValueError: for a seed that is no whole number from 0 to 2**63 - 1.
+        """
+        seed = checked_seed(seed)
         super().reset(seed=seed)
         self.loop.begin(seed if seed is not None else int(self.np_random.integers(2**31)))
         self._scored = []
@@ -170,6 +175,21 @@ def observation_space(loop: OuterLoop) -> spaces.Space[Any]:
     for name in ("program", "best_program"):
         parts[name] = spaces.MultiDiscrete([loop.grammar.vocab_size] * loop.grammar.max_length)
     return spaces.Dict(parts)
+
+
+def checked_seed(seed: Any) -> int | None:
+    """A seed that fits the infos' int64, or ``None``.
+
+    Raises:
+        ValueError: for anything else, also for a list of seeds: the programs of a search share one.
+    """
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**63:
+        raise ValueError(
+            f"expected one whole number from 0 to 2**63 - 1 as seed (the programs of a search share it), got {seed!r}"
+        )
+    return int(seed)
 
 
 def checked_actions(actions: Any, shape: tuple[int, ...], vocab_size: int) -> np.ndarray:

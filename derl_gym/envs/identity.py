@@ -14,8 +14,8 @@ def fingerprint(content: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
 
-def policy_fingerprint(policy: str) -> str:
-    """A hub model's name, or a hash over the names and bytes of a folder's files.
+def policy_folder(policy: str) -> Path | None:
+    """The folder that a policy lies in; ``None`` for a hub model's name.
 
     Raises:
         FileNotFoundError: when ``policy`` looks like a folder but holds no model.
@@ -24,12 +24,21 @@ def policy_fingerprint(policy: str) -> str:
     if not folder.is_dir():
         if policy.startswith((".", "/", "~")):
             raise FileNotFoundError(f"no such policy folder: {policy}")
-        return policy
+        return None
     if not list(folder.glob("*.safetensors")) or not (folder / "config.json").exists():
+        found = sorted(p.name for p in folder.iterdir())
+        more = ", ..." if len(found) > 8 else ""
         raise FileNotFoundError(
             f"{folder} is no policy: expected config.json and *.safetensors, found "
-            f"{', '.join(sorted(p.name for p in folder.iterdir())) or 'nothing'}"
+            f"{', '.join(found[:8]) or 'nothing'}{more}"
         )
+    return folder
+
+
+def policy_fingerprint(policy: str) -> str:
+    """A hub model's name, or a hash over the names and bytes of a folder's files; see :func:`policy_folder`."""
+    if (folder := policy_folder(policy)) is None:
+        return policy
     digest = hashlib.sha256()
     for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json")):
         digest.update(path.name.encode())

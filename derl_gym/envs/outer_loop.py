@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from derl_gym.envs.identity import fingerprint, policy_fingerprint, trial_seed
+from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
 from derl_gym.envs.inner_runs import InnerRuns, Trial, trial_folder
 from derl_gym.envs.settings import MACHINE, Scored, Settings
 from derl_gym.programs import Analysis, Grammar, InvalidProgram, ProgramSpace, RewardProgram
@@ -63,6 +63,8 @@ class OuterLoop:
         self.programs = ProgramSpace(self.grammar)
         self.states = self.task.states()
         self.inner = self.task.inner.override(**settings.inner)
+        if self.inner.policy:
+            policy_folder(self.inner.policy)  # a wrong path is said now, before a run directory is made for it
         self.on_scored: Callable[[Scored], None] | None = None
         self._ledger: Ledger | None = None
         self._runs = InnerRuns(settings, self.inner.timeout)

@@ -8,7 +8,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from derl_gym.envs.design_env import checked_actions, observation_space
+from derl_gym.envs.design_env import checked_actions, checked_seed, observation_space
 from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.public_face import PublicFace, describe
 from derl_gym.envs.settings import Scored, Settings
@@ -51,12 +51,11 @@ class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndar
         """Start a search in all slots. One seed: the slots' inner runs share it.
 
         Raises:
-            ValueError: for a list of seeds, since a group shares its seed.
+            ValueError: for a list of seeds, since a group shares its seed, or one outside 0 .. 2**63 - 1.
         """
-        if seed is not None and not isinstance(seed, int | np.integer):
-            raise ValueError(f"expected one whole number as seed (the programs of a search share it), got {seed!r}")
+        seed = checked_seed(seed)
         super().reset(seed=seed)
-        self.loop.begin(int(seed) if seed is not None else int(self.np_random.integers(2**31)))
+        self.loop.begin(seed if seed is not None else int(self.np_random.integers(2**31)))
         shape = (self.num_envs, self.programs.shape[0])
         self._ids, self._scores = np.zeros(shape, np.int64), np.zeros(self.num_envs)
         self._best_ids, self._best = np.zeros(shape[1:], np.int64), 0.0

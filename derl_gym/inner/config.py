@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal
 
+from derl_gym.fields import check_fields
+
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
@@ -66,10 +68,11 @@ class InnerConfig:
     """Further arguments of ``trl.GRPOConfig``, by their own names."""
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_size", "num_generations", "max_completion_length", "eval_batch_size"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"inner.{name} must be a whole number of at least 1, not {value!r}")
+        whole = ("steps", "batch_size", "micro_batch_size", "max_completion_length", "eval_batch_size", "eval_examples")
+        caps = ("epochs", "max_seconds", "max_tokens", "max_flops", "timeout")
+        free = ("learning_rate", "adam_epsilon", "max_grad_norm", "beta", "eval_temperature")
+        least: dict[str, float] = {**dict.fromkeys(whole, 1), **dict.fromkeys(free, 0)}
+        check_fields(self, "inner.", at_least=least, above=dict.fromkeys((*caps, "temperature"), 0))
         if self.num_generations < 2:
             raise ValueError("inner.num_generations must be at least 2: GRPO compares rollouts of one prompt")
         if self.batch_size % self.num_generations:
@@ -77,19 +80,8 @@ class InnerConfig:
                 f"inner.batch_size ({self.batch_size}) must be a multiple of inner.num_generations "
                 f"({self.num_generations}): a batch holds whole groups"
             )
-        if self.micro_batch_size is not None and (self.micro_batch_size < 1 or self.batch_size % self.micro_batch_size):
+        if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ValueError(f"inner.micro_batch_size must divide batch_size, not {self.micro_batch_size!r}")
-        for name in ("epochs", "max_seconds", "max_tokens", "max_flops", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"inner.{name} must be positive or None, not {value!r}")
-        for name, choices in (
-            ("backend", ("auto", "transformers", "vllm")),
-            ("scale_rewards", ("group", "batch", "none")),
-            ("dtype", ("float32", "bfloat16", "float16")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"inner.{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
 
     def override(self, **changes: Any) -> InnerConfig:
         """A copy with some fields changed.

@@ -54,6 +54,20 @@ def test_envs_and_doctor_know_every_id(capsys):
         (["search", ARITHMETIC, "--agent", "random", "--agent-options", "speed=1"], "speed"),
         (["search", ARITHMETIC, "--agent", "random", "--inner", "stepps=1"], "stepps"),
         (["search", ARITHMETIC, "--agent", "random", "--inner", "steps=0"], "at least 1"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "learning_rate=abc"], "not 'abc'"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "temperature=-1"], "above 0, not -1"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "eval_examples=0"], "at least 1 or None, not 0"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "trl=5"], "a dictionary, not 5"),
+        (["search", ARITHMETIC, "--agent", "random", "--inner", "policy=/nowhere"], "/nowhere"),
+        (["search", ARITHMETIC, "--agent", "random", "--seed", "-1"], "from 0 to 2**63 - 1, not -1"),
+        (["search", ARITHMETIC, "--agent", "random", "--seed", str(2**63)], "from 0 to 2**63 - 1"),
+        (["search", ARITHMETIC, "--agent", "random", "--agent-options", "seed=1"], "seed is no option"),
+        (["search", ARITHMETIC, "--agent", "random", "--agent-options", "temperature=x"], "not 'x'"),
+        (["search", ARITHMETIC, "--agent", "derl", "--agent-options", "lr=abc"], "lr must be a number"),
+        (["search", ARITHMETIC, "--agent", "derl", "--agent-options", "beta2=1"], "beta2 must be below 1"),
+        (["search", ARITHMETIC, "--agent", "derl-elite", "--agent-options", "imitation_temperature=0"], "above 0"),
+        (["audit", "g1", "-k", str(10**9)], "from 1 to 99"),
+        (["audit", "g1", "--env", "DERL-Arithmetic"], f"derl_gym has {ARITHMETIC}"),
         (["search", ARITHMETIC, "--agent", "random", "--inner", "steps=1", "steps=2"], "twice"),
         (["search", ARITHMETIC, "--agent", "random", "--outer-steps", "0"], "outer_steps"),
         (["search", ARITHMETIC, "--agent", "random", "--flip", "g9"], "g9"),
@@ -75,6 +89,18 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, part):
     captured = capsys.readouterr()
     assert part in captured.err and captured.err.startswith("derl-gym: ")
     assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+
+
+def test_a_program_may_begin_with_a_minus_sign(capsys):
+    assert main(["audit", "-g1+g2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["bounds"] == [-1.0, 1.0]
+    assert main(["audit", "-(g1)"]) == 0
+
+
+def test_an_endless_program_is_not_echoed(capsys):
+    assert main(["audit", "g1+" * 5000 + "g1"]) == 1
+    message = capsys.readouterr().err
+    assert len(message) < 200 and "15002 characters, the limit is 512" in message
 
 
 def test_debug_raises_the_error_itself():
