@@ -133,7 +133,8 @@ def _class(run: Run, row: Row) -> str:
 
 def _program_card(rows: Sequence[tuple[Run, Row]]) -> dict[str, Any]:
     run, first = rows[0]
-    scores = [row["score"] for _, row in rows]
+    # Searches with the same seed share inner runs, and one that is counted twice would look like certainty.
+    scores = list({row["identity"]: row["score"] for _, row in rows}.values())
     parsed, analysis = run.parse(first["program"]), run.analyse(first["program"])
     spellings = dict.fromkeys(row["program"] for _, row in rows)
     return {

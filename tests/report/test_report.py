@@ -133,3 +133,11 @@ def test_the_report_leaves_a_search_alone(tmp_path, write_search):
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir() if path.suffix == ".sqlite"}
     write_report([tmp_path / "run"], tmp_path / "report.html")
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
+
+
+def test_an_inner_run_that_two_searches_share_counts_once(tmp_path, write_search):
+    for agent in ("random", "derl"):
+        write_search(tmp_path / agent, agent=agent, seed=0, groups=[("g1",)])
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    card = page[page.index("Best programs") :]
+    assert "1 run" in card and "2 runs" not in card
