@@ -18,6 +18,7 @@ _KINDS: dict[Any, str] = {
     bool: "true or false",
     str: "text",
     dict: "a dictionary",
+    list: "a list",
     type(None): "None",
 }
 
@@ -32,7 +33,7 @@ def check_fields(
     """Refuse a value that does not fit its field.
 
     Args:
-        settings: A dataclass with fields of the types int, float, bool, str, dict, Literal and None, or unions of
+        settings: A dataclass with fields of the types int, float, bool, str, dict, list, Literal and None, or unions of
             them. A float takes whole numbers as well, but no NaN and no infinity.
         prefix: Put before the field's name in the message.
         at_least: Field -> its smallest value.

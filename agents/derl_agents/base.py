@@ -7,9 +7,10 @@ it and the environment, so any optimiser fits. This file knows no agent, no torc
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -161,20 +162,25 @@ class Agent(abc.ABC):
         Raises:
             RuntimeError: This agent has already been asked or told.
             FileNotFoundError: The folder holds no agent checkpoint.
-            ValueError: It is another agent's, another seed's, has other options or another program shape.
+            ValueError: It is another agent's, another seed's, has other options or another program shape, or is
+                damaged.
         """
         folder = Path(folder)
         if self.steps or self._pending is not None:
             raise RuntimeError("load() needs a fresh agent; this one has already proposed programs")
         if not (folder / "agent.json").is_file():
             raise FileNotFoundError(f"no agent checkpoint in {folder}: agent.json is missing")
-        state = json.loads((folder / "agent.json").read_text())
-        if state["format"] != FORMAT:
-            raise ValueError(f"{folder} has checkpoint format {state['format']}, this version reads {FORMAT}")
-        if state["agent"] != self.name:
-            raise ValueError(f"{folder} is a checkpoint of agent {state['agent']!r}, this is {self.name!r}")
+        with _damage_named(folder):
+            state = json.loads((folder / "agent.json").read_text())
+            form, agent, pending = state["format"], state["agent"], None
+            saved = {"seed": state["seed"], **state["options"]}
+            if state["pending"]:
+                pending = np.load(folder / "actions.npy", allow_pickle=False)
+        if form != FORMAT:
+            raise ValueError(f"{folder} has checkpoint format {form}, this version reads {FORMAT}")
+        if agent != self.name:
+            raise ValueError(f"{folder} is a checkpoint of agent {agent!r}, this is {self.name!r}")
         mine = {"seed": self.seed, **json.loads(json.dumps(dataclasses.asdict(self.options)))}
-        saved = {"seed": state["seed"], **state["options"]}
         differing = [
             f"{key}: saved {saved.get(key)!r}, now {mine.get(key)!r}"
             for key in sorted(mine.keys() | saved.keys())
@@ -182,16 +188,12 @@ class Agent(abc.ABC):
         ]
         if differing:
             raise ValueError(f"{folder} was saved with other settings ({'; '.join(differing)})")
-        pending = None
-        if state["pending"]:
-            pending = np.load(folder / "actions.npy", allow_pickle=False)
-            if pending.shape != self.shape:
-                raise ValueError(
-                    f"{folder} holds actions of shape {pending.shape}, this environment takes {self.shape}"
-                )
-        self.steps, self._pending = int(state["steps"]), pending
-        self.rng.bit_generator.state = state["rng"]
-        self.read_state(folder)
+        if pending is not None and pending.shape != self.shape:
+            raise ValueError(f"{folder} holds actions of shape {pending.shape}, this environment takes {self.shape}")
+        with _damage_named(folder):
+            self.steps, self._pending = int(state["steps"]), pending
+            self.rng.bit_generator.state = state["rng"]
+            self.read_state(folder)
 
     @abc.abstractmethod
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
@@ -215,6 +217,15 @@ class Agent(abc.ABC):
             except InvalidProgram:
                 rows.append(np.zeros(self.shape[1], dtype=np.int64))
         return np.stack(rows)
+
+
+@contextlib.contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Whatever a truncated, edited or missing file does to its reader, in words that name the checkpoint."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"the agent checkpoint in {folder} is damaged: {type(error).__name__}: {error}") from error
 
 
 @dataclasses.dataclass

@@ -194,7 +194,7 @@ class DERLProposer(Agent):
         # A named model that had no cold start is its own reference, as it was loaded by the constructor.
         if self.options.kl:
             self.reference = copy.deepcopy(self.lm.model).requires_grad_(False)
-        self.lm.load(folder)
+        self.lm.load(folder, learned=True)
         if not self.lm.started:
             self.reference = None
         elif self.reference is not None and self.lm.cold_started:
@@ -203,7 +203,7 @@ class DERLProposer(Agent):
         self.log, self.samples = state["log"], state["samples"]
         optimizer = self.optimizer.state_dict()
         optimizer["state"] = {}
-        if (folder / "optimizer.safetensors").exists():
+        if self.options.epochs and any(entry["updated"] for entry in self.log):
             for name, value in load_file(folder / "optimizer.safetensors").items():
                 index, key = name.split(".")
                 optimizer["state"].setdefault(int(index), {})[key] = value

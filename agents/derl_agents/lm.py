@@ -211,11 +211,11 @@ class ProposerLM:
         if self.started and (learned or self.cold_started):
             save_model(self.model, str(folder / "lm.safetensors"))
 
-    def load(self, folder: Path) -> None:
+    def load(self, folder: Path, learned: bool = False) -> None:
         """Read what :meth:`save` wrote."""
         self.started = json.loads((folder / "lm.json").read_text())["started"]
         self.generator.set_state(load_file(folder / "lm_generator.safetensors")["generator"])
-        if (folder / "lm.safetensors").exists():
+        if self.started and (learned or self.cold_started):
             load_model(self.model, folder / "lm.safetensors", device=str(self.device))
 
 

@@ -11,11 +11,11 @@ import tyro
 from rich.console import Console
 
 from derl_gym.cli.command import Command, EnvironmentId, Folder, Settings, new_folder, pairs
-from derl_gym.cli.search import Plan, finished, write_json
+from derl_gym.cli.search import COMPARE_FILE, MACHINE, Plan, finished, write_json
+from derl_gym.fields import check_fields
 from derl_gym.report import summary_table, write_report
+from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.pool import warm_servers
-
-COMPARE_FILE = "compare.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +36,9 @@ class Comparison:
     agent_options: dict[str, dict[str, Any]]
     seeds: list[int]
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
     @classmethod
     def read(cls, folder: Path) -> Self:
         """The comparison of a folder.
@@ -48,6 +51,28 @@ class Comparison:
             return cls(**json.loads(path.read_text()))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path} is no description of a comparison: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        """Leave the description in the folder, or make sure that it is the one there.
+
+        Raises:
+            ValueError: when something else lives there.
+        """
+        if (folder / COMPARE_FILE).exists():
+            there, here = Comparison.read(folder)._fixed(), self._fixed()
+            if differing := [f"{key} {there[key]!r}, not {here[key]!r}" for key in here if there[key] != here[key]]:
+                raise ValueError(
+                    f"{folder} holds another comparison ({'; '.join(differing)}): choose another --out, or "
+                    f"`derl-gym resume {folder}`"
+                )
+            return
+        if (folder / "ledger.sqlite").exists() or (folder / SEARCH_FILE).exists():
+            raise ValueError(f"{folder} is the run directory of a search: choose another --out for the comparison")
+        write_json(folder / COMPARE_FILE, dataclasses.asdict(self))
+
+    def _fixed(self) -> dict[str, Any]:
+        settings = {key: value for key, value in self.settings.items() if key not in MACHINE}
+        return json.loads(json.dumps(dataclasses.asdict(self) | {"settings": settings}))
 
     def run(self, folder: Path, machine: dict[str, Any] | None = None) -> None:
         """Run every search that is not finished, then write the report.
@@ -114,7 +139,7 @@ class Compare(Command):
         seeds = list(range(self.first_seed, self.first_seed + self.seeds))
         comparison = Comparison(self.env, self.settings.to_dict(), list(self.agents), options, seeds)
         folder = self.out or new_folder(self.env, "compare")
+        comparison.write(folder)
         Command.resumable = folder
-        write_json(folder / COMPARE_FILE, dataclasses.asdict(comparison))
         comparison.run(folder)
         return 0

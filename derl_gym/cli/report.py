@@ -11,6 +11,7 @@ from rich.console import Console
 
 from derl_gym.cli.command import Command
 from derl_gym.report import summary_table, write_report
+from derl_gym.trials.database import explained
 
 
 @dataclasses.dataclass
@@ -27,5 +28,7 @@ class Report(Command):
         if not self.folders:
             raise ValueError("which run directory? derl-gym report DIR")
         Console().print(summary_table(self.folders))
-        print(f"report: {write_report(self.folders, self.out or self.folders[0] / 'report.html')}")
+        out = self.out or self.folders[0] / "report.html"
+        with explained(out):
+            print(f"report: {write_report(self.folders, out)}")
         return 0

@@ -14,9 +14,12 @@ from rich.console import Console
 from derl_gym.cli.command import Command, EnvironmentId, Failed, Folder, Settings, make_envs, new_folder, pairs
 from derl_gym.cli.progress import SearchProgress
 from derl_gym.envs.outer_loop import InfrastructureFailure
+from derl_gym.fields import check_fields
 from derl_gym.report import summary_table
 from derl_gym.report.runs import SEARCH_FILE, load_runs
+from derl_gym.trials.database import explained
 
+COMPARE_FILE = "compare.json"
 MACHINE = ("workers", "cache_dir", "on_infrastructure_failure")
 """Settings that may change when a search is taken up again."""
 
@@ -38,6 +41,9 @@ class Plan:
     agent: str
     agent_options: dict[str, Any]
     seed: int
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -66,7 +72,8 @@ class Plan:
         path = folder / SEARCH_FILE
         if path.exists():
             there, here = self._fixed(Plan.read(folder)), self._fixed(self)
-            if differing := [f"{key} {there[key]!r}, not {here[key]!r}" for key in here if there[key] != here[key]]:
+            keys = [key for key in there | here if there.get(key) != here.get(key)]
+            if differing := [f"{key} {there.get(key)!r}, not {here.get(key)!r}" for key in keys]:
                 raise ValueError(
                     f"{folder} holds another search ({'; '.join(differing)}): choose another --out, or "
                     f"`derl-gym resume {folder}`"
@@ -77,7 +84,8 @@ class Plan:
     @staticmethod
     def _fixed(plan: Plan) -> dict[str, Any]:
         fields = json.loads(json.dumps(dataclasses.asdict(plan)))
-        fields["settings"] = {key: value for key, value in fields["settings"].items() if key not in MACHINE}
+        for group in ("settings", "agent_options"):
+            fields |= {f"{group}.{key}": value for key, value in fields.pop(group).items() if key not in MACHINE}
         return fields
 
     def run(self, folder: Path, title: str) -> None:
@@ -94,6 +102,8 @@ class Plan:
         envs = make_envs(self.environment, self.settings, folder)
         try:
             world: Any = envs.unwrapped
+            if (folder / COMPARE_FILE).exists():
+                raise ValueError(f"{folder} holds a comparison: choose another --out, or `derl-gym resume {folder}`")
             if taken := sorted({"envs", "options", "seed"} & set(self.agent_options)):
                 raise ValueError(f"{taken[0]} is no option of an agent (--seed sets the seed)")
             agent = AGENTS[self.agent](envs, seed=self.seed, **self.agent_options)
@@ -117,10 +127,11 @@ def finished(folder: Path) -> bool:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that is there whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}")
-    aside.write_text(json.dumps(value, indent=1) + "\n")
-    os.replace(aside, path)
+    with explained(path.parent):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(aside, path)
 
 
 def show_results(folder: Path) -> None:
@@ -168,7 +179,7 @@ class Resume(Command):
 
     def run(self) -> int:
         """Take up what the folder holds."""
-        from derl_gym.cli.compare import COMPARE_FILE, Comparison
+        from derl_gym.cli.compare import Comparison
 
         if not self.folder.is_dir():
             raise ValueError(f"there is no folder {self.folder}")

@@ -11,7 +11,7 @@ from gymnasium.error import ResetNeeded
 
 from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.public_face import PublicFace, describe
-from derl_gym.envs.settings import Scored, Settings
+from derl_gym.envs.settings import Scored, make_settings
 
 
 class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
@@ -106,7 +106,7 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
         if render_mode is not None and render_mode not in self.metadata["render_modes"]:
             raise ValueError(f"render_mode must be one of 'ansi', 'human' or None, not {render_mode!r}")
         self.render_mode = render_mode
-        self.loop = OuterLoop(Settings(**settings), lambda: self.spec.id if self.spec else "")
+        self.loop = OuterLoop(make_settings(settings), lambda: self.spec.id if self.spec else "")
         self.action_space = self.loop.programs
         self.observation_space = observation_space(self.loop)
         self._scored: list[Scored] = []

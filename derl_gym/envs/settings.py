@@ -53,6 +53,19 @@ class Settings:
             raise ValueError("cache_dir shares scores, not policies; variant='full' needs the policies")
 
 
+def make_settings(given: dict[str, Any]) -> Settings:
+    """The settings among keyword arguments.
+
+    Raises:
+        TypeError: for a name that is no setting.
+        ValueError: for a value that is out of range.
+    """
+    known = [field.name for field in dataclasses.fields(Settings)]
+    if unknown := sorted(set(given) - set(known)):
+        raise TypeError(f"unknown setting {', '.join(unknown)}; expected some of {', '.join(sorted(known))}")
+    return Settings(**given)
+
+
 @dataclasses.dataclass(frozen=True)
 class Scored:
     """One proposal's outcome, as the environments' infos show it.

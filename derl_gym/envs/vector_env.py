@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from derl_gym.envs.design_env import checked_actions, checked_seed, observation_space
 from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.public_face import PublicFace, describe
-from derl_gym.envs.settings import Scored, Settings
+from derl_gym.envs.settings import Scored, make_settings
 
 
 class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndarray, np.ndarray]):
@@ -36,7 +36,7 @@ class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndar
         self.num_envs = num_envs
         self.render_mode = render_mode
         settings["group_size"] = num_envs
-        self.loop = OuterLoop(Settings(**settings), lambda: self.spec.id if self.spec else "")
+        self.loop = OuterLoop(make_settings(settings), lambda: self.spec.id if self.spec else "")
         self.single_action_space = self.loop.programs
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.single_observation_space = observation_space(self.loop)

@@ -130,7 +130,9 @@ def _load(folder: Path) -> Run:
 def _agent_of(folder: Path) -> Row:
     """The search file, else the newest checkpoint's own description, else nothing."""
     for path in (folder / SEARCH_FILE, *sorted(folder.glob("checkpoints/*/agent.json"), reverse=True)):
-        if found := _json(path):
+        found = _json(path)
+        options = found.get("agent_options", found.get("options", {}))
+        if isinstance(found.get("agent"), str) and isinstance(options, dict):
             return found
     return {}
 

@@ -55,6 +55,8 @@ class RunDirectory:
                 self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
                 self._lock = _lock(self.run_dir / "lock")
         try:
+            if not readonly:
+                self._refuse_lost_ledger()
             self._db = Database(self.path, "ledger", version, schema, readonly)
             try:
                 verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
@@ -77,6 +79,18 @@ class RunDirectory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _refuse_lost_ledger(self) -> None:
+        """No crash leaves work behind without a ledger: it is written first. So it was deleted, or emptied."""
+        if self.path.exists() and (not self.path.is_file() or self.path.stat().st_size):
+            return
+        with explained(self.run_dir):
+            left = [name for name in ("checkpoints", "trials") if list(self.run_dir.glob(f"{name}/*"))]
+        if left:
+            raise LedgerError(
+                f"{self.path} is {'empty' if self.path.exists() else 'gone'}, but {self.run_dir} holds "
+                f"{' and '.join(left)}: the record of them is lost; use another run directory"
+            )
 
     def _recover(self) -> None:
         """Put right what a killed writer left; the lock is held."""

@@ -255,6 +255,10 @@ def main(descriptor: int) -> None:
         descriptor: Inherited file descriptor of the socket to the driver.
     """
     server = Server(socket.socket(fileno=descriptor))
+    # While it imports, it cannot look after its driver, and must not outlive it; afterwards it has children to kill.
+    server.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != server.parent:
+        return
     while b"\n" not in server.buffer:
         data = server.driver.recv(1 << 16)
         if not data:
@@ -270,5 +274,6 @@ def main(descriptor: int) -> None:
             return
     gc.collect()
     gc.freeze()  # children share these pages as long as nobody's collector touches them
+    server.prctl(PR_SET_PDEATHSIG, 0)
     server.send("ready")
     server.serve()

@@ -143,6 +143,24 @@ def test_refuses_a_foreign_checkpoint(make_envs, make_agent, tmp_path):
         make_agent(envs).load(tmp_path)
 
 
+def test_refuses_a_damaged_checkpoint(make_envs, make_agent, tmp_path):
+    envs = make_envs(num_envs=4, outer_steps=20)
+    agent = make_agent(envs)
+    agent.tell(agent.ask({}, {}), [0.1, 0.4, 0.0, 0.2], {})
+    agent.ask({}, {})
+    agent.save(tmp_path)
+    for file in sorted(tmp_path.iterdir()):
+        whole = file.read_bytes()
+        file.write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(ValueError, match=f"checkpoint in {tmp_path} is damaged"):
+            make_agent(envs).load(tmp_path)
+        file.unlink()
+        with pytest.raises((ValueError, FileNotFoundError), match=str(tmp_path)):
+            make_agent(envs).load(tmp_path)
+        file.write_bytes(whole)
+    make_agent(envs).load(tmp_path)
+
+
 def test_refuses_another_program_length(make_envs, make_agent, tmp_path):
     agent = make_agent(make_envs(num_envs=4))
     agent.ask({}, {})

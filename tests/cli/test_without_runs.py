@@ -113,8 +113,30 @@ def test_an_ended_folder_is_not_another_search(tmp_path, capsys):
                                           '"agent": "random", "agent_options": {}, "seed": 0}')  # fmt: skip
     assert main(["search", ARITHMETIC, "--agent", "random", "--seed", "3", "--out", str(tmp_path)]) == 2
     assert "seed 0, not 3" in capsys.readouterr().err
-    (tmp_path / "search.json").write_text("{}")
-    assert main(["resume", str(tmp_path)]) == 2
+    assert main(["compare", ARITHMETIC, "--agents", "random", "--out", str(tmp_path)]) == 2
+    assert "is the run directory of a search" in capsys.readouterr().err
+    for edited in ("", "{}", "[1]", '{"environment": 5, "settings": [], "agent": 1, "agent_options": 3, "seed": "x"}'):
+        (tmp_path / "search.json").write_text(edited)
+        assert main(["resume", str(tmp_path)]) == 2
+        assert "search.json is no description of a search" in capsys.readouterr().err
+
+
+def test_an_ended_comparison_is_not_another_one(tmp_path, capsys):
+    description = {"environment": ARITHMETIC, "settings": {}, "agents": ["random"], "agent_options": {}, "seeds": [0]}
+    (tmp_path / "compare.json").write_text(json.dumps(description))
+    assert main(["compare", ARITHMETIC, "--agents", "random", "derl", "--out", str(tmp_path)]) == 2
+    assert "agents ['random'], not ['random', 'derl']" in capsys.readouterr().err
+    assert main(["search", ARITHMETIC, "--agent", "random", "--out", str(tmp_path)]) == 2
+    assert "holds a comparison" in capsys.readouterr().err
+    assert json.loads((tmp_path / "compare.json").read_text()) == description
+
+
+@pytest.mark.parametrize("command", [["search", "--agent", "random"], ["compare", "--agents", "random"]])
+def test_a_file_is_no_run_directory(tmp_path, capsys, command):
+    (tmp_path / "file").touch()
+    for out in (tmp_path / "file", tmp_path / "file" / "below"):
+        assert main([command[0], ARITHMETIC, *command[1:], "--out", str(out)]) == 2
+        assert f"cannot use {out}" in capsys.readouterr().err
 
 
 def test_values_are_json_python_or_text():

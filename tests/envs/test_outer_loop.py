@@ -261,6 +261,18 @@ def test_wrong_settings_are_refused_at_once(wrong: dict, said: str) -> None:
         gym.make("DERL-Arithmetic-v0", **{"task": TASK} | wrong)
 
 
+def test_an_unknown_setting_is_named() -> None:
+    with pytest.raises(TypeError, match="unknown setting outer_step; expected some of .*outer_steps"):
+        gym.make("DERL-Arithmetic-v0", outer_step=3)
+
+
+@pytest.mark.parametrize("seed", ["x", [1, 2], 1.5, -1, 2**63, True])
+@pytest.mark.parametrize("make", [gym.make, gym.make_vec])
+def test_a_seed_is_one_whole_number(make, seed: object) -> None:
+    with pytest.raises(ValueError, match="expected one whole number from 0"):
+        make("DERL-Arithmetic-v0").unwrapped.reset(seed=seed)
+
+
 def test_wrong_actions_are_refused_and_cost_nothing(tmp_path: Path) -> None:
     env = gym.make("DERL-Arithmetic-v0", task=TASK, run_dir=str(tmp_path)).unwrapped
     with pytest.raises(gym.error.ResetNeeded):

@@ -271,3 +271,16 @@ def test_ctrl_c_in_a_transaction_rolls_it_back(tmp_path: Path, monkeypatch: pyte
         assert ledger.proposals() == [], "the first of the two rows is gone as well"
         ledger.propose(0, 0, np.ones((2, 3), int), ["g1", "g2"])
         assert len(ledger.proposals()) == 2
+
+
+@pytest.mark.parametrize("lost", ["emptied", "deleted"])
+def test_lost_ledger_is_not_begun_anew(tmp_path: Path, lost: str) -> None:
+    with Ledger(tmp_path, config={"a": 1}) as ledger, ledger.new_checkpoint(0, 0) as folder:
+        (folder / "agent.json").write_text("{}")
+    for file in tmp_path.glob("ledger.sqlite*"):
+        file.unlink()
+    if lost == "emptied":
+        (tmp_path / "ledger.sqlite").touch()
+    with pytest.raises(LedgerError, match="holds checkpoints: the record of them is lost"):
+        Ledger(tmp_path, config={"a": 1})
+    assert len(list(tmp_path.glob("checkpoints/*/agent.json"))) == 1, "nothing is swept away"

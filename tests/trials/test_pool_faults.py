@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -63,6 +64,22 @@ def test_nothing_outlives_a_killed_driver(script, tmp_path: Path, number: int) -
     started = hanging_script(script, tmp_path)
     os.kill(started.process.pid, number)
     started.process.wait(5)
+    assert wait_until(lambda: not started.family(), 2), "within two seconds"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process learns of its parent's death on Linux only")
+def test_server_that_still_imports_dies_with_its_driver(script, tmp_path: Path) -> None:
+    (tmp_path / "slow_preload.py").write_text(
+        f"import time\nopen({str(tmp_path / 'imports')!r}, 'w')\ntime.sleep(60)\n"
+    )
+    started = script(
+        f"""
+        from derl_gym.trials.pool import Job, LocalPool
+        list(LocalPool(preload=("slow_preload",)).run([Job("a", "targets:quick", {{}}, {str(tmp_path)!r})]))
+        """
+    )
+    assert wait_until(lambda: (tmp_path / "imports").exists(), 60)
+    started.process.kill()
     assert wait_until(lambda: not started.family(), 2), "within two seconds"
 
 
