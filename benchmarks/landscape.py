@@ -120,9 +120,8 @@ def describe_random(scores: Scores) -> dict[str, Any]:
 
 def equivalence_key(program: str) -> str:
     """Programs with equal keys have equal GRPO advantages."""
-    primitives = Arithmetic.primitives
-    states = np.stack(np.meshgrid(*[p.values or () for p in primitives], indexing="ij"), axis=-1)
-    return RewardProgram.parse(program, k=len(primitives)).equivalence_key(states.reshape(-1, len(primitives)))
+    task = Arithmetic()
+    return RewardProgram.parse(program, k=len(task.primitives)).equivalence_key(task.states())
 
 
 def main() -> None:
