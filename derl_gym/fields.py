@@ -9,7 +9,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 _KINDS: dict[Any, str] = {
@@ -19,6 +19,7 @@ _KINDS: dict[Any, str] = {
     str: "text",
     dict: "a dictionary",
     list: "a list",
+    Sequence: "a list",
     type(None): "None",
 }
 
@@ -33,8 +34,8 @@ def check_fields(
     """Refuse a value that does not fit its field.
 
     Args:
-        settings: A dataclass with fields of the types int, float, bool, str, dict, list, Literal and None, or unions of
-            them. A float takes whole numbers as well, but no NaN and no infinity.
+        settings: A dataclass with fields of the types int, float, bool, str, dict, list, Sequence, Literal and None,
+            or unions of them. A float takes whole numbers as well, but no NaN and no infinity.
         prefix: Put before the field's name in the message.
         at_least: Field -> its smallest value.
         above: Field -> what it must exceed. ``None`` is out of no range.
@@ -67,7 +68,8 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind in (int, float):
         number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
         return number and math.isfinite(value)
-    return isinstance(value, typing.get_origin(kind) or kind)
+    kind = typing.get_origin(kind) or kind
+    return isinstance(value, kind) and not (kind is Sequence and isinstance(value, str))
 
 
 def _words(hint: Any, limit: str) -> str:

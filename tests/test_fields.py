@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -19,6 +20,7 @@ class Mixed:
     switch: bool = False
     text: str = ""
     table: dict[str, Any] = dataclasses.field(default_factory=dict)
+    names: Sequence[str] = ()
     choice: Literal["a", "b"] | None = "a"
     shared: ClassVar[object] = object()
 
@@ -44,6 +46,7 @@ def test_what_fits(fine: dict[str, Any]) -> None:
         ({"switch": 1}, "my.switch must be true or false, not 1"),
         ({"text": 5}, "my.text must be text, not 5"),
         ({"table": [1]}, "my.table must be a dictionary, not [1]"),
+        ({"names": "g1"}, "my.names must be a list, not 'g1'"),
         ({"choice": "c"}, "my.choice must be one of a, b or None, not 'c'"),
         ({"choice": ["a"]}, "my.choice must be one of a, b or None, not ['a']"),
     ],

@@ -198,7 +198,10 @@ def checked_actions(actions: Any, shape: tuple[int, ...], vocab_size: int) -> np
     Raises:
         ValueError: when the shape or an id is wrong.
     """
-    ids = np.array(actions)
+    try:
+        ids = np.array(actions)
+    except (TypeError, ValueError):  # rows of different lengths
+        ids = np.empty(0, dtype=object)
     if ids.shape != shape or not np.issubdtype(ids.dtype, np.integer):
         raise ValueError(
             f"expected token ids of shape {shape} (integers), got {ids.dtype} of shape {ids.shape}; "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium.error import ClosedEnvironmentError
 
 from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
 from derl_gym.envs.inner_runs import InnerRuns, Trial, trial_folder
@@ -67,6 +68,7 @@ class OuterLoop:
             policy_folder(self.inner.policy)  # a wrong path is said now, before a run directory is made for it
         self.on_scored: Callable[[Scored], None] | None = None
         self._ledger: Ledger | None = None
+        self._closed = False
         self._runs = InnerRuns(settings, self.inner.timeout)
         self._warned = False
         self._run_dir: Path | None = None if settings.run_dir is None else Path(settings.run_dir).expanduser()
@@ -101,12 +103,17 @@ class OuterLoop:
     @property
     def ledger(self) -> Ledger:
         """The run directory's record, opened (and locked) when first needed."""
+        if self._closed:
+            raise ClosedEnvironmentError(
+                f"the environment was closed; a new one with run_dir={str(self.run_dir)!r} goes on from its ledger"
+            )
         if self._ledger is None:
             self._ledger = Ledger(self.run_dir, config=self.config)
         return self._ledger
 
     def close(self) -> None:
-        """Kill what runs and let go of the run directory."""
+        """Kill what runs and let go of the run directory, for good."""
+        self._closed = True
         self._runs.close()
         if self._ledger is not None:
             self._ledger.close()

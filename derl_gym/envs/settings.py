@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import os
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+
+from derl_gym.fields import check_fields
 
 MACHINE = ("run_dir", "workers", "pool", "cache_dir", "on_infrastructure_failure")
 """Settings that say how a search is run and not which: they may change when it is taken up again."""
@@ -35,20 +39,19 @@ class Settings:
     on_infrastructure_failure: Literal["raise", "zero"] = "raise"
 
     def __post_init__(self) -> None:
-        for name in ("outer_steps", "group_size", "workers"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, not {value!r}")
-        for name, choices in (
-            ("variant", ("base", "full")),
-            ("mask", ("grammar", "charset")),
-            ("cache", ("equivalent", "exact", "off")),
-            ("on_infrastructure_failure", ("raise", "zero")),
-        ):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
         if self.pool != "processes":
             raise ValueError(f"pool must be 'processes', not {self.pool!r} (a Ray pool isn't part of this version)")
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, np.integer):
+                object.__setattr__(self, field.name, int(value))
+            elif isinstance(value, os.PathLike):
+                object.__setattr__(self, field.name, os.fspath(value))
+        check_fields(self, at_least=dict.fromkeys(("outer_steps", "group_size", "workers"), 1))
+        try:
+            json.dumps(dataclasses.asdict(self))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"settings must be JSON-able: {error}") from error
         if self.cache_dir is not None and self.variant == "full":
             raise ValueError("cache_dir shares scores, not policies; variant='full' needs the policies")
 

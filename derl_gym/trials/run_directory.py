@@ -127,15 +127,21 @@ def _lock(path: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"
+            if holder == _me():
+                holder = "another environment or ledger of this very process"
             raise LockedRunDirectory(
                 f"{path.parent} is being written by {holder}; wait for it, or use another run directory"
             ) from None
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, f"{_me()}\n".encode(), 0)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _me() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def _differences(recorded: Any, wanted: Any, name: str = "") -> list[str]:

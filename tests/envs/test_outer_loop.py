@@ -10,11 +10,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.error import ClosedEnvironmentError
 
 import derl_gym  # noqa: F401
 from derl_gym.envs.identity import policy_fingerprint, trial_seed
 from derl_gym.envs.outer_loop import InfrastructureFailure
-from derl_gym.trials.ledger import Ledger, ReplayMismatch, RunDirectoryMismatch
+from derl_gym.trials.ledger import Ledger, LedgerError, ReplayMismatch, RunDirectoryMismatch
 
 TASK = "toy_tasks:Digits"
 
@@ -246,6 +247,11 @@ def test_a_killed_run_is_tried_again_and_its_group_is_kept(tmp_path: Path) -> No
         ({"pool": "cloud"}, "pool must be"),
         ({"inner": {"stepz": 3}}, "unknown inner setting stepz"),
         ({"inner": {"batch_size": 12}}, "multiple of inner.num_generations"),
+        ({"inner": None}, "inner must be a dictionary, not None"),
+        ({"inner": {"trl": {"a": object()}}}, "settings must be JSON-able"),
+        ({"task": None}, "task must be text, not None"),
+        ({"keep_policies": "yes"}, "keep_policies must be true or false, not 'yes'"),
+        ({"primitives": "g1"}, "primitives must be a list or None, not 'g1'"),
         ({"primitives": ["g9"]}, "g9"),
         ({"primitives": []}, "primitives"),
         ({"flip": ["g7"]}, "cannot flip g7"),
@@ -264,6 +270,19 @@ def test_wrong_settings_are_refused_at_once(wrong: dict, said: str) -> None:
 def test_an_unknown_setting_is_named() -> None:
     with pytest.raises(TypeError, match="unknown setting outer_step; expected some of .*outer_steps"):
         gym.make("DERL-Arithmetic-v0", outer_step=3)
+
+
+def test_a_closed_environment_is_not_used_again(tmp_path: Path) -> None:
+    envs = make_vec(tmp_path, num_envs=np.int64(2))
+    envs.reset(seed=1)
+    envs.step(encode(envs, "g1+", "g1+"))
+    with pytest.raises(ValueError, match="got object of shape"):
+        envs.step([np.zeros(3, int), np.zeros(4, int)])
+    with pytest.raises(LedgerError, match="written by another environment or ledger of this very process"):
+        make_vec(tmp_path, num_envs=2).unwrapped.recorded_actions()
+    envs.close()
+    with pytest.raises(ClosedEnvironmentError, match="was closed"):
+        envs.step(encode(envs, "g1+", "g1+"))
 
 
 @pytest.mark.parametrize("seed", ["x", [1, 2], 1.5, -1, 2**63, True])
