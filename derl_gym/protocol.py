@@ -124,7 +124,7 @@ def train_final(
         ledger: Where the results are recorded; its configuration says task and inner settings.
         programs: One per stage.
         seeds: One final policy each.
-        inner: Overrides of the inner settings, on top of the task's for final training.
+        inner: Overrides of the inner settings, on top of the search's and the task's for final training.
         workers: Policies trained at a time.
         again: Allow programs and seeds whose test score is known already.
 
@@ -142,7 +142,9 @@ def train_final(
             "a second look must be asked for (--again) and is recorded as one"
         )
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
-    config = loop.task.inner.override(**loop.task.final_inner | loop.settings.inner | (inner or {}))
+    # The task's settings for final training outrank the search's, and the test is on the whole split.
+    searched = loop.settings.inner | {"eval_examples": None}
+    config = loop.task.inner.override(**searched | loop.task.final_inner | (inner or {}))
     for program in programs:
         loop.parse(program)
     starts = {seed: loop.base_policy for seed in seeds}
@@ -216,12 +218,13 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
     if not kept:
         raise ValueError(f"{ledger.run_dir} holds no policies: search with keep_policies=True to analyse them on test")
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
+    config = dataclasses.asdict(loop.inner.override(eval_examples=None))
     seeds = {row["identity"]: row["seed"] for row in ledger.trials()}
     jobs = [
         Job(
             id=identity,
             target="derl_gym.inner.evaluate:run",
-            payload={**loop.payload("g1", policy, seeds[identity]), "split": "test"},
+            payload={**loop.payload("g1", policy, seeds[identity]), "config": config, "split": "test"},
             folder=ledger.run_dir / "test_analysis" / identity,
             timeout=loop.inner.timeout,
         )

@@ -17,6 +17,16 @@ def test_python_blocks_run(block):
     exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
 
 
+def test_the_task_of_the_readme_is_one():
+    (block,) = (block for block in BLOCKS if "class MyTask" in block)
+    names = {"__name__": "readme"}
+    exec(compile(block, "README.md", "exec"), names)
+    task = names["MyTask"]()
+    assert [len(task.load(split)) for split in ("train", "validation", "full", "test")] == [80, 20, 100, 20]
+    assert task.correct("So. Answer: 8", task.load("full")[7]) and not task.correct("Answer: 81", task.load("full")[7])
+    assert task.primitive_values(["Answer: 9"], [task.load("full")[7]]) == [[0.0, 1.0]]
+
+
 def test_a_task_registered_as_in_the_readme_is_found():
     import gymnasium as gym
 

@@ -19,11 +19,12 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
 
     ## Description
 
-    The meta-environment of Dual-Evolving Reinforcement Learning (DERL). A step takes a *reward program*, an
-    arithmetic expression such as ``g1+0.5*g2`` over the task's primitives g1..gk, trains an inner policy for
-    real with TRL's GRPO under that reward, and returns the policy's score on a validation split. Whoever can
-    step an environment can search: an LLM proposer trained by policy gradient, random search, a prompted LLM,
-    MaskablePPO, or your own optimizer. Every step is recorded in a ledger in the run directory.
+    The meta-environment of DERL (Dual-Evolving, at first called Differentiable Evolutionary, Reinforcement
+    Learning). A step takes a *reward program*, an arithmetic expression such as ``g1+0.5*g2`` over the task's
+    primitives g1..gk, trains an inner policy for real with TRL's GRPO under that reward, and returns the policy's
+    score on a validation split. Whoever can step an environment can search: an LLM proposer trained by policy
+    gradient, random search, a prompted LLM, MaskablePPO, or your own optimizer. Every step is recorded in a
+    ledger in the run directory.
 
     ## Action Space
 
@@ -86,6 +87,7 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     * ``cache="equivalent"``: one inner run per class of programs with equal GRPO advantages. ``"exact"``: per text.
       ``"off"``: every proposal is trained; a repeated class gets a fresh seed.
     * ``cache_dir=None``: folder of scores that runs share. ``keep_policies=False``: keep every inner policy.
+    * ``task`` (by id): where the task's class is, ``"module:Class"``. ``task_options={}``: its keyword arguments.
     * ``data_dir=None``: local data, for tasks that read some.
     * ``on_infrastructure_failure="raise"``, or ``"zero"``: reward 0 for a failed run, which stays failed in the
       ledger.

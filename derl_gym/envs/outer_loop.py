@@ -191,9 +191,7 @@ class OuterLoop:
         except InvalidProgram as error:
             return _Proposal(text, None, str(error))
         analysis = program.analyse(self.task.primitives, states=self.states)
-        key = program.equivalence_key(self.states)
-        if self.settings.cache == "equivalent" and not self._standardised(text, analysis):
-            key = f"exact:{program.text}"
+        key = self.class_of(program, analysis)
         seen = classes.get(key, 0)
         classes[key] = seen + 1
         replicate = seen if self.settings.cache == "off" else 0
@@ -201,6 +199,12 @@ class OuterLoop:
         trained_as = key if self.settings.cache == "equivalent" else program.text
         trial = Trial(self._identity(trained_as, seed), program.text, key, seed, replicate, self.policy)
         return _Proposal(text, program, "", analysis.structure, key, trial, repeated=seen > 0)
+
+    def class_of(self, program: RewardProgram, analysis: Analysis) -> str:
+        """The programs that count as one with this one: those with equal GRPO advantages, as far as that holds."""
+        if self.settings.cache == "equivalent" and not self._standardised(program.text, analysis):
+            return f"exact:{program.text}"
+        return program.equivalence_key(self.states)
 
     def _standardised(self, program: str, analysis: Analysis) -> bool:
         """Whether (r - mean) / (std + eps) hides the reward's scale for this program."""

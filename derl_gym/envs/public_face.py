@@ -75,7 +75,7 @@ class PublicFace:
             parsed = self.loop.parse(program)
         except InvalidProgram:
             return None
-        return parsed.equivalence_key(self.loop.states)
+        return self.loop.class_of(parsed, parsed.analyse(self.primitives, states=self.loop.states))
 
     def recorded_actions(self) -> list[np.ndarray]:
         """Actions (n, L) of the current episode's outer steps that the ledger already holds, in order."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from gymnasium.error import ResetNeeded
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
@@ -77,7 +78,7 @@ class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndar
             Batched observation, validation scores float64 (n,), terminations and truncations bool (n,), infos.
         """
         if not self._started:
-            raise ValueError("call envs.reset() before envs.step()")
+            raise ResetNeeded("the search was never started: call envs.reset() before envs.step()")
         ids = checked_actions(actions, self._ids.shape, self.programs.grammar.vocab_size)
         group = self.loop.score(ids)
         self._group = group

@@ -154,7 +154,8 @@ def analyse(code: Sequence[Instruction], primitives: Sequence[Domain], states: A
     Args:
         code: From :func:`derl_gym.programs.parse.parse`.
         primitives: g1..gk, one per column; g1 is the outcome.
-        states: The reachable states (S, k), when a task knows them; the program is then judged on them alone.
+        states: The reachable states (S, k), when a task knows them: the program is then judged on them alone. Where
+            a primitive is continuous they are probe points like any others.
 
     Raises:
         ValueError: when the program uses more primitives than are given, or ``states`` has another shape.
@@ -163,7 +164,7 @@ def analyse(code: Sequence[Instruction], primitives: Sequence[Domain], states: A
     used = sorted({int(step.value) for step in code if step.op == "name"})
     if used and used[-1] >= k:
         raise ValueError(f"the program uses g{used[-1] + 1}, but only {k} primitives are given")
-    exact = states is not None or _listable(primitives)
+    exact = _listable(primitives)
     points = states_of(primitives) if states is None else check_columns(states, k)
     rewards, undefined, error = evaluate_with_error(code, points)
     defined = rewards[~undefined]

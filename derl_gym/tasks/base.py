@@ -52,7 +52,7 @@ class Primitive:
             self,
             description=f"minus ({self.description})",
             function=lambda completion, example: -function(completion, example),
-            values=None if self.values is None else tuple(sorted(-v for v in self.values)),
+            values=None if self.values is None else tuple(sorted(0.0 - v for v in self.values)),
             low=-self.high,
             high=-self.low,
         )

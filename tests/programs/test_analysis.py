@@ -260,3 +260,20 @@ def test_key_of_huge_and_tiny_rewards(make_primitives):
     assert tiny.equivalence_key(states) == RewardProgram.parse("g1", k=2).equivalence_key(states)
     vanishing = RewardProgram.parse("g1/9**99/9**99/9**99/9**40", k=2)
     assert vanishing.equivalence_key(states) == RewardProgram.parse("1", k=2).equivalence_key(states)
+
+
+def test_states_that_are_only_probes_do_not_make_the_judgement_exact():
+    class Graded:
+        values, low, high = None, 0.0, 1.0
+
+    class Binary:
+        values, low, high = (0.0, 1.0), 0.0, 1.0
+
+    primitives = (Binary(), Binary(), Graded())
+    probes = states_of(primitives)
+    pole = RewardProgram.parse("g1+g2/(g3-0.3)", k=3)
+    for states in (None, probes):
+        analysis = pole.analyse(primitives, states=states)
+        assert analysis.structure == "unstable" and analysis.bounds == (-np.inf, np.inf)
+    linear = RewardProgram.parse("g1+0.5*g3", k=3).analyse(primitives, states=probes)
+    assert linear.smallest_gap == pytest.approx(1.5), "the range, not the spacing of the probes"
