@@ -14,18 +14,22 @@ from typing import Annotated
 import tyro
 from gymnasium.error import Error as GymnasiumError
 
+from derl_gym import __version__
+from derl_gym.cli.agents import Agents
 from derl_gym.cli.command import Command, Failed
 from derl_gym.cli.compare import Compare
 from derl_gym.cli.doctor import Doctor
 from derl_gym.cli.programs import Audit, Envs
 from derl_gym.cli.report import Report
 from derl_gym.cli.score import Score
-from derl_gym.cli.search import Resume, Search
+from derl_gym.cli.search import COMPARE_FILE, Resume, Search
 from derl_gym.cli.train import Train
+from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.database import LedgerError
 
 _Commands = (
     Annotated[Envs, tyro.conf.subcommand("envs")]
+    | Annotated[Agents, tyro.conf.subcommand("agents")]
     | Annotated[Audit, tyro.conf.subcommand("audit")]
     | Annotated[Score, tyro.conf.subcommand("score")]
     | Annotated[Search, tyro.conf.subcommand("search")]
@@ -48,28 +52,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit code. Wrong usage exits with 2 inside tyro.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given == ["--version"]:
+        print(f"derl-gym {__version__}")
+        return 0
     debug = False
     try:
         command: Command = tyro.cli(
             _Commands,  # type: ignore[arg-type]  # a union, which tyro takes
             prog="derl-gym",
-            description="Reward design as a Gymnasium environment: search, compare, train, report.",
-            args=[_shielded(argument) for argument in (sys.argv[1:] if arguments is None else arguments)],
+            description="Reward design as a Gymnasium environment: search, compare, train, report. "
+            "--version prints the version.",
+            args=[_shielded(argument) for argument in given],
         )
         debug = command.debug
         return command.run()
     except KeyboardInterrupt:
-        goes_on = f"; `derl-gym resume {Command.resumable}` goes on from here" if Command.resumable else ""
-        return _complain(f"interrupted{goes_on}", 130)
+        return _complain(f"interrupted{_goes_on()}", 130)
     except BrokenPipeError:
         sys.stderr.close()  # a reader such as `head` has gone; nothing is left to be said
         return 1
+    except ConnectionError as error:  # an endpoint that the agent asks
+        return _stop(debug, error, f"{error}{_goes_on()}", 1)
     except Failed as error:
         return _stop(debug, error, str(error), 1)
     except _MISTAKES as error:
         return _stop(debug, error, str(error), 2)
     except Exception as error:
         return _stop(debug, error, f"{type(error).__name__}: {error} (--debug shows where)", 1)
+
+
+def _goes_on() -> str:
+    folder = Command.resumable
+    begun = folder is not None and any((folder / name).exists() for name in (SEARCH_FILE, COMPARE_FILE))
+    return f"; `derl-gym resume {folder}` goes on from here" if begun else ""
 
 
 def _shielded(argument: str) -> str:

@@ -51,13 +51,9 @@ _Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 
 
 @dataclasses.dataclass
-class Settings:
-    """The environment's settings; what is left out is as the id says."""
+class RunSettings:
+    """The environment's settings that bear on single inner runs; what is left out is as the id says."""
 
-    outer_steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Outer steps of a search."""
-    group_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
-    """Programs per outer step."""
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Inner runs at a time."""
     inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
@@ -70,8 +66,6 @@ class Settings:
     """Primitives whose sign is turned round."""
     mask: Literal["grammar", "charset"] | None = None
     """Legal next tokens: the grammar's, or any of the alphabet as in the paper."""
-    cache: Literal["equivalent", "exact", "off"] | None = None
-    """One inner run per class of equal programs, per text, or for every proposal."""
     cache_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Folder of scores shared between run directories."""
     data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
@@ -91,6 +85,18 @@ class Settings:
             if name in given:
                 given[name] = list(given[name])
         return given
+
+
+@dataclasses.dataclass
+class Settings(RunSettings):
+    """All settings of the environment."""
+
+    outer_steps: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Outer steps of a search."""
+    group_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Programs per outer step."""
+    cache: Literal["equivalent", "exact", "off"] | None = None
+    """One inner run per class of equal programs, per text, or for every proposal."""
 
 
 def pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
@@ -163,7 +169,8 @@ def find_spec(environment: str) -> EnvSpec:
         spec = gym.spec(name)
     except gym.error.Error as error:
         known = ", ".join(derl_gym.ENVIRONMENTS)
-        raise ValueError(f"{str(error).rstrip('.')}; derl_gym has {known}, and what you register") from error
+        hint = "" if module else "; an id of your own package is written my_package:ID"
+        raise ValueError(f"{str(error).rstrip('.')}; derl_gym has {known}, and what you register{hint}") from error
     if "task" not in spec.kwargs:
         raise ValueError(f"{name} is no environment of derl_gym: its registration names no task")
     return spec

@@ -35,7 +35,7 @@ class SearchProgress:
             transient=True,
         )
         self.console.print(f"[bold]{escape(title)}[/]")
-        self.task = self.bar.add_task("outer step 0, programs", total=group_size)
+        self.task = self.bar.add_task("outer step 1, programs", total=group_size)
         self.since = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -58,11 +58,11 @@ class SearchProgress:
         notes = [f"{n} {what}" for what in ("invalid", "failed") if (n := statuses.count(what))]
         now = time.monotonic()
         self.console.print(
-            f"step {step:>2} of 0-{self.outer_steps - 1}: mean {100 * scores.mean():5.1f} %, "
+            f"step {step + 1}/{self.outer_steps}: mean {100 * scores.mean():5.1f} %, "
             f"best {100 * scores[best]:5.1f} % {escape(programs[best] or '(empty)')}"
             + (f" ({', '.join(notes)})" if notes else "")
             + f", {now - self.since:.0f} s",
             soft_wrap=True,
         )
         self.since = now
-        self.bar.reset(self.task, description=f"outer step {step + 1}, programs")
+        self.bar.reset(self.task, description=f"outer step {min(step + 2, self.outer_steps)}, programs")

@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from derl_gym.cli.command import Command, EnvironmentId, Failed, Folder, Settings, make_envs, new_folder
+from derl_gym.cli.command import Command, EnvironmentId, Failed, Folder, RunSettings, make_envs, new_folder
 from derl_gym.cli.programs import task_of
 from derl_gym.cli.progress import SearchProgress
 from derl_gym.envs.outer_loop import InfrastructureFailure
@@ -35,7 +35,7 @@ class Score(Command):
     """What the seeds are derived from."""
     out: Folder = None
     """Run directory. Without it: a new one under runs/. One that was broken off is gone on with."""
-    settings: tyro.conf.OmitArgPrefixes[Settings] = dataclasses.field(default_factory=Settings)
+    settings: tyro.conf.OmitArgPrefixes[RunSettings] = dataclasses.field(default_factory=RunSettings)
 
     def run(self) -> int:
         """Train and print the scores."""

@@ -13,9 +13,11 @@ from rich.console import Console
 
 from derl_gym.cli.command import Command, Failed, Folder, Settings, check_packages, make_envs, new_folder, pairs
 from derl_gym.cli.programs import task_of
+from derl_gym.cli.search import Plan
 from derl_gym.envs.outer_loop import InfrastructureFailure
 from derl_gym.protocol import TestAlreadyOpened, named_program, select, train_final
 from derl_gym.report.estimates import estimate
+from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.ledger import Ledger
 
 
@@ -32,8 +34,9 @@ class Train(Command):
     """The reward program, or outcome, outcome+format or average; several train one after the other."""
     search: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
     """Run directory of a search: its program is selected, and the results go there."""
-    rule: Literal["last", "best"] = "last"
-    """Which of the search's programs: the best of the last outer step, or the best over all."""
+    rule: Literal["last", "best"] | None = None
+    """Which of the search's programs: the best of the last outer step, or the best over all. Without it, as in the
+    paper: best for the agent random, last for the others."""
     seeds: int = 1
     """Final policies, each with another seed."""
     first_seed: int = 0
@@ -50,6 +53,7 @@ class Train(Command):
             raise ValueError(f"--seeds must be at least 1, not {self.seeds}")
         if (self.search is None) == (self.env is None) or (self.env is None) == bool(self.program):
             raise ValueError("train what? Either ENV --program P, or --run DIR")
+        self._refuse_ignored()
         seeds = range(self.first_seed, self.first_seed + self.seeds)
         console = Console(stderr=True, highlight=False)
         with self._ledger() as ledger:
@@ -69,10 +73,22 @@ class Train(Command):
             except (InfrastructureFailure, TestAlreadyOpened) as error:
                 raise Failed(str(error)) from error
             for final in finals:
-                print(f"seed {final.seed}: {100 * final.test:.1f} % of the test split, policy {final.policy}")
+                examples = f"the {final.result['n_evaluated']} test examples"
+                print(f"seed {final.seed}: {100 * final.test:.1f} % of {examples}, policy {final.policy}")
             print(f"test score: {estimate([final.test for final in finals])} %")
             print(f"results: {ledger.run_dir}")
         return 0
+
+    def _refuse_ignored(self) -> None:
+        if self.search is None:
+            if self.rule is not None:
+                raise ValueError("--rule selects among a search's programs: it goes with --run DIR")
+            return
+        ignored = [name for name in self.settings.to_dict() if name not in ("inner", "workers")]
+        if flags := ", ".join(f"--{name.replace('_', '-')}" for name in ignored):
+            raise ValueError(f"--run takes its settings from the search: leave out {flags}")
+        if self.out is not None:
+            raise ValueError("--run writes into the search's run directory: leave out --out")
 
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[Ledger]:
@@ -91,6 +107,12 @@ class Train(Command):
 
     def _programs(self, ledger: Ledger) -> list[str]:
         if self.env is None:
-            return select(ledger, self.rule)
+            return select(ledger, self.rule or paper_rule(ledger.run_dir))
         names = [primitive.name for primitive in task_of(self.env).primitives]
         return [named_program(program, names) for program in self.program]
+
+
+def paper_rule(run_dir: Path) -> Literal["last", "best"]:
+    """How the paper selects from a search: random search's best over all steps, a learning agent's last step."""
+    by_command = (run_dir / SEARCH_FILE).exists()
+    return "best" if by_command and Plan.read(run_dir).agent == "random" else "last"

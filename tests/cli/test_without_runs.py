@@ -1,11 +1,17 @@
 """The commands that train nothing, and every mistake a user can make: one line, exit code 2."""
 
+import dataclasses
 import json
 
 import pytest
 
+import derl_gym
+from derl_agents import AGENTS
 from derl_gym.cli import main
+from derl_gym.cli.agents import descriptions
 from derl_gym.cli.command import Settings, pairs
+from derl_gym.cli.search import Plan
+from derl_gym.cli.train import paper_rule
 
 ARITHMETIC = "DERL-Arithmetic-v0"
 
@@ -80,6 +86,10 @@ def test_envs_and_doctor_know_every_id(capsys):
         (["train", ARITHMETIC], "--program"),
         (["train", ARITHMETIC, "--program", "g1", "--run", "x"], "--run DIR"),
         (["train", "--run", "nowhere"], "nowhere"),
+        (["train", "--run", "x", "--flip", "g2", "--cache-dir", "c"], "from the search: leave out --flip, --cache-dir"),
+        (["train", "--run", "x", "--out", "y"], "leave out --out"),
+        (["train", ARITHMETIC, "--program", "g1", "--rule", "best"], "goes with --run DIR"),
+        (["audit", "g1", "--env", "DERL-MyTask-v0"], "an id of your own package is written my_package:ID"),
         (["resume", "nowhere"], "nowhere"),
         (["report", "nowhere"], "nowhere"),
     ],
@@ -89,6 +99,35 @@ def test_a_mistake_is_one_line_and_exit_code_2(capsys, arguments, part):
     captured = capsys.readouterr()
     assert part in captured.err and captured.err.startswith("derl-gym: ")
     assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("flag", [["--outer-steps", "2"], ["--group-size", "2"], ["--cache", "exact"]])
+def test_score_has_no_settings_that_it_would_override(capsys, flag):
+    with pytest.raises(SystemExit) as stop:
+        main(["score", ARITHMETIC, "g1", *flag])
+    assert stop.value.code == 2 and flag[0] in capsys.readouterr().err
+
+
+def test_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"derl-gym {derl_gym.__version__}\n"
+
+
+def test_agents_are_listed_with_their_options(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["agents"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in AGENTS) and "cold_start_steps" in text
+    for name in AGENTS:
+        options = AGENTS[name].Options
+        assert set(descriptions(options)) >= {field.name for field in dataclasses.fields(options)}
+
+
+@pytest.mark.parametrize(("agent", "rule"), [("random", "best"), ("derl", "last"), (None, "last")])
+def test_the_final_program_is_selected_as_in_the_paper(tmp_path, agent, rule):
+    if agent:
+        Plan(ARITHMETIC, {}, agent, {}, 0).write(tmp_path)
+    assert paper_rule(tmp_path) == rule
 
 
 def test_a_program_may_begin_with_a_minus_sign(capsys):
@@ -137,6 +176,16 @@ def test_a_file_is_no_run_directory(tmp_path, capsys, command):
     for out in (tmp_path / "file", tmp_path / "file" / "below"):
         assert main([command[0], ARITHMETIC, *command[1:], "--out", str(out)]) == 2
         assert f"cannot use {out}" in capsys.readouterr().err
+
+
+def test_an_endpoint_that_is_gone_says_how_to_go_on(tmp_path, capsys):
+    pytest.importorskip("openai")
+    options = ["base_url=http://127.0.0.1:1/v1", "retries=0"]
+    arguments = ["search", ARITHMETIC, "--agent", "prompted", "--agent-options", *options, "--out", str(tmp_path)]
+    assert main(arguments) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "no reply from http://127.0.0.1:1/v1/" in message
+    assert message.endswith(f"`derl-gym resume {tmp_path}` goes on from here")
 
 
 def test_values_are_json_python_or_text():
