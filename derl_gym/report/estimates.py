@@ -6,15 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Two-sided 95 % quantiles of Student's t for 1, 2, .. degrees of freedom.
+# Two-sided 95 % quantiles of Student's t for 2, 3, .. degrees of freedom.
 _T95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
+    *(4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
 )
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds with the half-width of its 95 % interval; ``None`` where one seed tells nothing."""
+    """A mean over seeds with the half-width of its 95 % interval; ``None`` below three seeds."""
 
     mean: float
     half_width: float | None
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
         return max(0.0, self.mean - half), min(1.0, self.mean + half)
 
     def __str__(self) -> str:
-        """The mean in percent, with its interval: ``"31.2 ± 4.0"``."""
+        """The mean in percent, with its interval: ``"31.2 ± 4.0"``; below three seeds, ``"31.2"``."""
         spread = "" if self.half_width is None else f" ± {100 * self.half_width:.1f}"
         return f"{100 * self.mean:.1f}{spread}"
 
@@ -34,6 +34,7 @@ class Estimate(NamedTuple):
 def estimate(values: Sequence[float]) -> Estimate | None:
     """Mean and 95 % t interval of independent values, one per seed.
 
+    The interval begins at three values: that of two is so wide (12.7 standard errors) that it says nothing.
     Beyond 21 values the normal quantile, slightly widened, stands in for Student's t (error below 1 %).
 
     Returns:
@@ -43,10 +44,10 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     if n == 0:
         return None
     mean = math.fsum(values) / n
-    if n == 1:
-        return Estimate(mean, None, 1)
+    if n < 3:
+        return Estimate(mean, None, n)
     deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (n - 1))
-    quantile = _T95[n - 2] if n - 1 <= len(_T95) else 1.96 + 2.4 / (n - 1)
+    quantile = _T95[n - 3] if n - 3 < len(_T95) else 1.96 + 2.4 / (n - 1)
     return Estimate(mean, quantile * deviation / math.sqrt(n), n)
 
 

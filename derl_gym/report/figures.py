@@ -6,6 +6,7 @@ proposer wrote is escaped: Plotly draws some HTML in hover labels.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from html import escape
@@ -63,7 +64,7 @@ def scores_figure(runs: Sequence[Run]) -> go.Figure | None:
             customdata=[str(found) for found in estimates],
             hovertemplate="<b>%{fullData.name}</b>, step %{x}: %{customdata} %<br>%{text}<extra></extra>",
         )
-    return figure if figure.data else None
+    return _ticked(figure) if figure.data else None
 
 
 def test_figure(runs: Sequence[Run]) -> go.Figure | None:
@@ -82,7 +83,7 @@ def test_figure(runs: Sequence[Run]) -> go.Figure | None:
                 name=f"{escape(label)}, {name}",
                 hovertemplate="%{fullData.name}, step %{x}: %{y:.1f} %<extra></extra>",
             )
-    return figure if figure.data else None
+    return _ticked(figure) if figure.data else None
 
 
 def structures_figure(runs: Sequence[Run]) -> go.Figure | None:
@@ -141,7 +142,7 @@ def learning_figure(best: Sequence[tuple[str, Row]]) -> go.Figure | None:
         )
     curves = tuple(figure.data)
     figure.update_layout(height=360 + 22 * len(curves))
-    return figure if curves else None
+    return _ticked(figure) if curves else None
 
 
 def cost_figure(summaries: Sequence[AgentSummary]) -> go.Figure | None:
@@ -172,7 +173,7 @@ def cost_figure(summaries: Sequence[AgentSummary]) -> go.Figure | None:
 
 def _figure(x: str, y: str) -> go.Figure:
     figure = _styled(go.Figure(), height=400)
-    figure.update_xaxes(title=x, tickformat="d")
+    figure.update_xaxes(title=x)
     figure.update_yaxes(title=y, rangemode="tozero")
     return figure
 
@@ -213,5 +214,12 @@ def _faded(colour: str) -> str:
     return f"rgba({red},{green},{blue},0.16)"
 
 
+def _ticked(figure: go.Figure) -> go.Figure:
+    """Ticks at whole steps only, however short the search."""
+    return figure.update_xaxes(tick0=0, dtick=_tick(max(max(curve["x"]) for curve in figure.select_traces())))
+
+
 def _tick(last: int) -> int:
-    return 1 if last <= 20 else 5 if last <= 100 else 20
+    """1, 5, 20, 100, 500, 2000, ..: at most 20 ticks."""
+    steps = itertools.accumulate(itertools.cycle((5, 4, 5)), int.__mul__, initial=1)
+    return next(step for step in steps if last <= 20 * step)

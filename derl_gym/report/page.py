@@ -44,6 +44,7 @@ def render(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
             headings=_headings(runs),
             settings=_settings(runs),
             folders=[str(run.folder) for run in runs],
+            repeats=[str(folder) for run in runs for folder in run.repeats],
             summaries=summaries,
             waiting=sum(summary.waiting for summary in summaries),
             has_test=any(summary.test for summary in summaries),

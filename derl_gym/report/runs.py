@@ -19,10 +19,22 @@ from derl_gym.protocol import TEST_ANALYSIS
 from derl_gym.tasks import Primitive, load_task
 from derl_gym.trials.ledger import Ledger
 
+NO_DIFFERENCE = (
+    "environment",
+    "variant",
+    "inner",
+    "inner_config",
+    "task_options",
+    "task_name",
+    "data_dir",
+    "keep_policies",
+)
+"""What no label tells of a configuration as it stands: told otherwise, or nothing that a score depends on."""
 SEARCH_FILE = "search.json"
 """What a search was started with: environment, settings, agent, options, seed."""
 
 Row = dict[str, Any]
+States = tuple[tuple[float, ...], ...] | None
 
 
 @dataclass(frozen=True)
@@ -41,6 +53,8 @@ class Run:
         finals: The ledger's final trainings.
         tests: Test scores by trial, where the finished search was analysed on the test split.
         primitives: g1..gk; empty where the task cannot be loaded here.
+        states: The task's states, a tuple per state; ``None`` where the task names none.
+        repeats: Run directories of the same search with the same seed, which are left out.
     """
 
     folder: Path
@@ -54,6 +68,8 @@ class Run:
     finals: tuple[Row, ...]
     tests: dict[str, float]
     primitives: tuple[Primitive, ...]
+    states: States = None
+    repeats: tuple[Path, ...] = ()
 
     def steps(self) -> dict[int, list[list[Row]]]:
         """Complete groups by outer step: one list of proposals per episode.
@@ -80,16 +96,19 @@ class Run:
     def analyse(self, program: str) -> Analysis | None:
         """What is known about the program; ``None`` where it is ill-formed or the task cannot be loaded."""
         parsed = self.parse(program) if self.primitives else None
-        return None if parsed is None else _analysis(parsed, self.primitives)
+        return None if parsed is None else _analysis(parsed, self.primitives, self.states)
 
 
 @functools.lru_cache(maxsize=4096)
-def _analysis(program: RewardProgram, primitives: tuple[Primitive, ...]) -> Analysis:
-    return program.analyse(primitives)
+def _analysis(program: RewardProgram, primitives: tuple[Primitive, ...], states: States) -> Analysis:
+    return program.analyse(primitives, states=states)
 
 
 def load_runs(run_dirs: Iterable[str | Path]) -> list[Run]:
     """Read run directories, and those below a directory that is none itself.
+
+    A search that is there twice, with the same label and seed, counts once: the first stays and names the others
+    as its ``repeats``. Counted as two seeds they would make an interval too tight.
 
     Raises:
         FileNotFoundError: when there is no ledger in or below one of them.
@@ -102,7 +121,15 @@ def load_runs(run_dirs: Iterable[str | Path]) -> list[Run]:
             raise FileNotFoundError(f"there is no ledger.sqlite in or below {run_dir}")
         folders += [folder for folder in found if folder not in folders]
     runs = [_load(folder) for folder in folders]
-    return [replace(run, label=label) for run, label in zip(runs, _labels(runs), strict=True)]
+    return _once([replace(run, label=label) for run, label in zip(runs, _labels(runs), strict=True)])
+
+
+def _once(runs: Sequence[Run]) -> list[Run]:
+    """The first run of each label and seed, with the others as its repeats. Unknown seeds are all different."""
+    groups: dict[object, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.folder if run.seed is None else (run.label, run.seed), []).append(run)
+    return [replace(first, repeats=tuple(run.folder for run in others)) for first, *others in groups.values()]
 
 
 def _load(folder: Path) -> Run:
@@ -115,12 +142,15 @@ def _load(folder: Path) -> Run:
     seed = asked.get("seed", episodes[0]["seed"] if episodes else None)
     agent = str(asked.get("agent") or folder.name)
     try:
-        primitives = load_task(config["task"], config.get("task_options"), config.get("flip", ())).primitives
+        task = load_task(config["task"], config.get("task_options"), config.get("flip", ()))
+        primitives, states = task.primitives, task.states()
     except (KeyError, TypeError, ValueError, OSError):
-        primitives = ()
+        primitives, states = (), None
+    if states is not None:
+        states = tuple(tuple(map(float, state)) for state in states)  # hashable, so that analyses can be kept
     options = asked.get("agent_options") or asked.get("options") or {}
     tests = _json(folder / TEST_ANALYSIS)
-    run = Run(folder, agent, agent, options, seed, config, (), trials, tuple(finals), tests, primitives)
+    run = Run(folder, agent, agent, options, seed, config, (), trials, tuple(finals), tests, primitives, states)
     for row in proposals:
         analysis = run.analyse(row["program"])
         row["structure"] = "invalid" if analysis is None else analysis.structure
@@ -147,11 +177,16 @@ def _json(path: Path) -> Row:
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    """Agent names, and after them the environment, variant or options in which runs differ."""
+    """Agent names, and after them the environment, variant, options and settings in which runs differ.
+
+    Options are compared among an agent's runs, settings among those of an environment and variant: another
+    environment has other settings anyway.
+    """
+    settings = [_settings(run.config) for run in runs]
     environments = {run.config.get("environment") for run in runs}
     variants = {run.config.get("variant") for run in runs}
     labels = []
-    for run in runs:
+    for run, own in zip(runs, settings, strict=True):
         parts = [run.agent]
         if len(environments) > 1:
             parts.append(str(run.config.get("environment")))
@@ -161,5 +196,25 @@ def _labels(runs: Sequence[Run]) -> list[str]:
         for key in sorted({key for options in others for key in options}):
             if any(options.get(key) != run.options.get(key) for options in others):
                 parts.append(f"{key}={run.options.get(key, 'default')}")
+        alike = [
+            found
+            for other, found in zip(runs, settings, strict=True)
+            if all(other.config.get(name) == run.config.get(name) for name in ("environment", "variant"))
+        ]
+        for key in sorted({key for found in alike for key in found}):
+            if any(found.get(key) != own.get(key) for found in alike):
+                parts.append(f"{key}={own.get(key, 'default')}")
         labels.append(" ".join(parts))
     return labels
+
+
+def _settings(config: Row) -> dict[str, str]:
+    """What sets searches apart, as text; inner and task settings one by one, and nothing where nothing was set."""
+    flat = {key: value for key, value in config.items() if key not in NO_DIFFERENCE}
+    flat |= {f"inner.{key}": value for key, value in (config.get("inner_config") or config.get("inner") or {}).items()}
+    flat |= {f"task.{key}": value for key, value in (config.get("task_options") or {}).items()}
+    return {
+        key: ",".join(map(str, value)) if isinstance(value, list) else str(value)
+        for key, value in flat.items()
+        if value not in (None, "", [], {})
+    }

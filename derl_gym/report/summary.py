@@ -189,8 +189,12 @@ def summary_table(run_dirs: Sequence[object]) -> Table:
     Raises:
         FileNotFoundError: when there is no ledger in or below one of them.
     """
-    summaries = [summarise(label, runs) for label, runs in by_label(load_runs(map(str, run_dirs))).items()]
-    table = Table(box=box.SIMPLE_HEAD)
+    runs = load_runs(map(str, run_dirs))
+    summaries = [summarise(label, group) for label, group in by_label(runs).items()]
+    caption = "±: half of the 95 % t interval over searches, from three on"
+    if repeats := sum(len(run.repeats) for run in runs):
+        caption += f"\nleft out, as the same search with the same seed is counted: {repeats}"
+    table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left")
     table.add_column("")
     for summary in summaries:
         table.add_column(escape(summary.label), overflow="fold")

@@ -56,6 +56,7 @@ def _write_search(
     tested=(),
     options=None,
     spoil=None,
+    **settings,
 ) -> Path:
     """Write a ledger of ``groups`` of programs; the last ``waiting`` proposals have no outcome."""
     rng = np.random.default_rng([seed, len(agent)])
@@ -69,7 +70,7 @@ def _write_search(
         "outer_steps": max(len(groups), 1),
         "group_size": size,
         "inner": {"steps": 3, "batch_size": 16},
-    }
+    } | settings
     with Ledger(folder, config=config) as ledger:
         (folder / "search.json").write_text(json.dumps({"agent": agent, "agent_options": options or {}, "seed": seed}))
         if groups:

@@ -15,7 +15,7 @@ def test_the_interval_is_students():
     assert found.mean + found.half_width == pytest.approx(high, abs=1e-4)
 
 
-@pytest.mark.parametrize("n", range(2, 120))
+@pytest.mark.parametrize("n", range(3, 120))
 def test_quantiles_are_within_one_percent(n):
     values = [i / n for i in range(n)]
     exact = scipy.stats.t.ppf(0.975, n - 1) * scipy.stats.sem(values)
@@ -28,8 +28,13 @@ def test_one_value_has_no_interval_and_none_no_mean():
     assert estimate([0.5]).band() == (0.5, 0.5)
 
 
+def test_two_values_have_a_mean_alone():
+    assert str(estimate([0.03, 0.08])) == "5.5" and estimate([0.03, 0.08]).n == 2
+    assert str(estimate([0.03, 0.08, 0.04])) == "5.0 ± 6.6"
+
+
 def test_a_band_stays_where_scores_can_be():
-    assert estimate([0.0, 1.0]).band() == (0.0, 1.0)
+    assert estimate([0.0, 0.5, 1.0]).band() == (0.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ import json
 import re
 import sqlite3
 import sys
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from derl_gym.report import summary_table, write_report
+from derl_gym.report.figures import scores_figure
 from derl_gym.report.runs import load_runs
 from derl_gym.report.summary import by_label, score_curve, structure_curve, summarise
 from derl_gym.report.summary import test_curve as curve_of_tests
@@ -60,6 +62,66 @@ def test_seeds_are_one_agent_and_options_tell_agents_apart(tmp_path, write_searc
     write_search(tmp_path / "c", agent="derl", seed=0, options={"lr": 2e-3})
     groups = by_label(load_runs([tmp_path]))
     assert {label: len(runs) for label, runs in groups.items()} == {"derl lr=0.001": 2, "derl lr=0.002": 1}
+
+
+@pytest.mark.parametrize(
+    ("settings", "end"),
+    [
+        ({"inner_config": {"steps": 3, "batch_size": 32}}, " inner.batch_size=32"),
+        ({"flip": ["g2", "g3"]}, " flip=g2,g3"),
+        ({"primitives": ["g1", "g2"]}, " primitives=g1,g2"),
+        ({"cache": "off"}, " cache=off"),
+        ({"mask": "charset"}, " mask=charset"),
+        ({"outer_steps": 7}, " outer_steps=7"),
+        ({"group_size": 1}, " group_size=1"),
+        ({"task_options": {"level": 2}}, " task.level=2"),
+        ({"keep_policies": True, "data_dir": "/elsewhere"}, ""),
+    ],
+)
+def test_other_settings_are_another_experiment(tmp_path, write_search, settings, end):
+    write_search(tmp_path / "a", seed=0)
+    write_search(tmp_path / "b", seed=1, **settings)
+    first, second = load_runs([tmp_path])
+    assert second.label == "random" + end and (first.label == second.label) == (not end)
+
+
+def test_the_same_search_and_seed_count_once(tmp_path, write_search):
+    for folder in ("a", "b"):
+        write_search(tmp_path / folder, seed=3)
+    (run,) = load_runs([tmp_path])
+    assert run.folder == tmp_path / "a" and run.repeats == (tmp_path / "b",)
+    assert "same seed is counted: 1" in shown(summary_table([tmp_path]))
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert f"same seed is counted</dt><dd>{tmp_path / 'b'}</dd>" in page
+
+
+def test_structures_are_those_over_the_tasks_states(tmp_path, write_search):
+    arithmetic = {"environment": "DERL-Arithmetic-v0", "task": "derl_gym.tasks.arithmetic:Arithmetic"}
+    write_search(tmp_path, groups=[("g1*g2",)], **arithmetic)
+    run = load_runs([tmp_path])[0]
+    assert run.proposals[0]["structure"] == "stable" and len(run.states) == 10
+    assert replace(run, states=None).analyse("g1*g2").structure == "unstable"
+
+
+@pytest.mark.parametrize(("groups", "tick"), [(1, 1), (2, 1), (30, 5)])
+def test_steps_are_whole_numbers_on_the_axis(tmp_path, write_search, groups, tick):
+    write_search(tmp_path, groups=[("g1", "g2")] * groups)
+    assert scores_figure(load_runs([tmp_path])).layout.xaxis.dtick == tick
+
+
+def test_sentences_stand_apart(tmp_path, write_search):
+    write_search(tmp_path, tested=[("g1", 0.5)])
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert re.search(r"being high\.\s+Test scores come", page)
+
+
+def test_two_searches_show_no_interval_and_three_do(tmp_path, write_search):
+    for seed in range(2):
+        write_search(tmp_path / str(seed), seed=seed)
+    row = re.compile(r"last step, % .* ± ")
+    assert not row.search(shown(summary_table([tmp_path]))) and "95 % t interval" in shown(summary_table([tmp_path]))
+    write_search(tmp_path / "2", seed=2)
+    assert row.search(shown(summary_table([tmp_path])))
 
 
 def test_a_folder_named_twice_is_read_once(tmp_path, write_search):
