@@ -10,6 +10,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -216,7 +217,8 @@ def _faded(colour: str) -> str:
 
 def _ticked(figure: go.Figure) -> go.Figure:
     """Ticks at whole steps only, however short the search."""
-    return figure.update_xaxes(tick0=0, dtick=_tick(max(max(curve["x"]) for curve in figure.select_traces())))
+    curves: Any = figure.data
+    return figure.update_xaxes(tick0=0, dtick=_tick(max(max(curve.x) for curve in curves)))
 
 
 def _tick(last: int) -> int:
