@@ -10,6 +10,7 @@ import dataclasses
 import json
 import os
 import re
+import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -63,6 +64,12 @@ class PromptedLLM(Agent):
 
         def __post_init__(self) -> None:
             check_fields(self, at_least={"temperature": 0, "max_tokens": 1, "retries": 0}, above={"timeout": 0})
+            if self.base_url is not None:
+                address = urllib.parse.urlsplit(self.base_url)
+                if address.username is not None:  # it would be written to the run directory
+                    raise ValueError(f"base_url must hold no credentials: put the key into ${self.api_key_env}")
+                if address.scheme not in ("http", "https") or not address.hostname:
+                    raise ValueError(f"base_url must be http://... or https://..., not {self.base_url!r}")
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)
@@ -72,7 +79,9 @@ class PromptedLLM(Agent):
             raise ImportError(
                 "the prompted agent needs the openai package: pip install 'derl-gym[prompted]'"
             ) from error
-        self._key = os.environ.get(self.options.api_key_env, "")
+        self._key = os.environ.get(self.options.api_key_env, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise ValueError(f"the key in {self.options.api_key_env} holds characters that no HTTP header can")
         if not self._key and self.options.base_url is None:
             raise ValueError(
                 f"set the environment variable {self.options.api_key_env} to the endpoint's key, "
@@ -131,7 +140,8 @@ class PromptedLLM(Agent):
                 temperature=self.options.temperature,
                 **limit,
             )
-            return answer.choices[0].message.content or ""
+            reply = answer.choices[0].message.content or ""
+            return reply.replace(self._key, "***") if self._key else reply
         except openai.OpenAIError as error:
             reason = f"{type(error).__name__}: {error}"
             cause = error.__cause__

@@ -7,6 +7,7 @@ A user's mistake is one line on stderr and exit code 2; something that failed is
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -68,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         debug = command.debug
         return command.run()
     except KeyboardInterrupt:
+        if arguments is None:  # the process is about to end: a second Ctrl-C has nothing left to stop
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         return _complain(f"interrupted{_goes_on()}", 130)
     except BrokenPipeError:
         sys.stderr.close()  # a reader such as `head` has gone; nothing is left to be said

@@ -160,6 +160,36 @@ def test_without_a_key(make_envs, stub_server, monkeypatch):
     PromptedLLM(make_envs(), base_url=stub_server.url).ask({}, {})  # a local server needs none
 
 
+def test_an_echoed_key_is_not_kept(agent, stub_server, tmp_path):
+    stub_server.reply = lambda body: f"your key is {KEY}\ng1"
+    agent.ask({}, {})
+    agent.save(tmp_path)
+    assert not any(KEY.encode() in file.read_bytes() for file in tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("base_url", "said"),
+    [
+        ("nonsense", "must be http"),
+        ("http://", "must be http"),
+        ("ftp://host/v1", "must be http"),
+        (f"http://user:{KEY}@host/v1", "no credentials"),
+    ],
+)
+def test_a_wrong_address_is_refused_at_once(make_envs, monkeypatch, base_url, said):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    with pytest.raises(ValueError, match=said) as caught:
+        PromptedLLM(make_envs(), base_url=base_url)
+    assert KEY not in str(caught.value)
+
+
+def test_a_key_that_cannot_be_sent(make_envs, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "one\ntwo")
+    with pytest.raises(ValueError, match="OPENAI_API_KEY holds characters") as caught:
+        PromptedLLM(make_envs())
+    assert "two" not in str(caught.value)
+
+
 def test_server_errors_are_retried(make_envs, stub_server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     agent = PromptedLLM(make_envs(num_envs=1), base_url=stub_server.url, retries=2)

@@ -178,6 +178,18 @@ def test_a_file_is_no_run_directory(tmp_path, capsys, command):
         assert f"cannot use {out}" in capsys.readouterr().err
 
 
+def test_what_was_interrupted_before_it_began_is_not_called_resumable(tmp_path, capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("derl_gym.cli.search.Plan.run", interrupt)
+    assert main(["search", ARITHMETIC, "--agent", "random", "--out", str(tmp_path / "new")]) == 130
+    assert capsys.readouterr().err == "derl-gym: interrupted\n"
+    (tmp_path / "search.json").touch()
+    assert main(["search", ARITHMETIC, "--agent", "random", "--out", str(tmp_path)]) == 130
+    assert f"`derl-gym resume {tmp_path}` goes on" in capsys.readouterr().err
+
+
 def test_an_endpoint_that_is_gone_says_how_to_go_on(tmp_path, capsys):
     pytest.importorskip("openai")
     options = ["base_url=http://127.0.0.1:1/v1", "retries=0"]
