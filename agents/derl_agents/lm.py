@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from derl_agents.lm_options import LMOptions
 from derl_agents.vocabulary import END, AlphabetVocabulary, LMVocabulary, Vocabulary
+from derl_gym.hub import use_cache_without_network
 from derl_gym.programs import Grammar
 
 ILLEGAL = -1e9
@@ -245,6 +246,7 @@ def load_named(name: str) -> tuple[Any, Any]:
     Raises:
         OSError: It cannot be loaded; the message says why, in one line.
     """
+    use_cache_without_network(name)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(name)
         model = transformers.AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, use_safetensors=True)

@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from derl_gym.hub import use_cache_without_network
 from derl_gym.inner.budget import GENERATE_FLOPS, Budget, flops_per_token
 from derl_gym.inner.config import InnerConfig
 from derl_gym.inner.evaluate import evaluate
@@ -84,6 +85,7 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     backend = resolve_backend(config.backend)
 
     set_seed(seed)
+    use_cache_without_network(payload["policy"])
     tokenizer = AutoTokenizer.from_pretrained(payload["policy"], padding_side="left")
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
