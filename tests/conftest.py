@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
 
+# A shell's background job ignores SIGINT, and its children would inherit that: those that the tests interrupt must not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # Before anything loads torch: inner runs in this process are small, and two threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Inner runs import the toy tasks by name; the pool hands sys.path over.
