@@ -121,13 +121,13 @@ def finished(folder: Path) -> bool:
     """Whether a run directory holds a whole search."""
     if not (folder / "ledger.sqlite").exists():
         return False
-    (run,) = load_runs([folder])
+    run = load_runs([folder])[0]  # the folder's own; what lies below it comes after
     return len(run.steps()) >= run.config["outer_steps"]
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that is there whole or not at all."""
-    aside = path.with_name(f".{path.name}")
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
     with explained(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         aside.write_text(json.dumps(value, indent=1) + "\n")

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from derl_gym.cli.command import Command, Failed, Folder, Settings, check_packages, make_envs, new_folder, pairs
 from derl_gym.cli.programs import task_of
-from derl_gym.cli.search import Plan
+from derl_gym.cli.search import Plan, finished
 from derl_gym.envs.outer_loop import InfrastructureFailure
 from derl_gym.protocol import TestAlreadyOpened, named_program, select, train_final
 from derl_gym.report.estimates import estimate
@@ -58,6 +58,8 @@ class Train(Command):
         console = Console(stderr=True, highlight=False)
         with self._ledger() as ledger:
             programs = self._programs(ledger)
+            if self.search is not None and not finished(self.search):
+                console.print("the search is not finished: its complete outer steps alone are selected from")
             what = f"final training with {' -> '.join(programs)}, seed {', '.join(map(str, seeds))}"
             console.print(what, markup=False)
             try:

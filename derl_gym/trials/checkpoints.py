@@ -7,6 +7,7 @@ names is deleted. What is in a checkpoint is the agent's business.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -42,8 +43,10 @@ def new_checkpoint(database: Database, run_dir: Path, episode: int, step: int, k
             _sync([*aside.rglob("*"), aside])
             os.rename(aside, home / name)
             _sync([home])
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(aside, ignore_errors=True)
+        if os.strerror(errno.ENOSPC) in str(error):  # safetensors has an exception of its own for it
+            raise LedgerError(f"disk full: {home} was not written") from error
         raise
     with database.transaction():
         folder = f"checkpoints/{name}"

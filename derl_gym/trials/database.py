@@ -179,4 +179,4 @@ def _explain(error: sqlite3.Error, path: Path) -> str:
         return f"{path} is damaged: {error}"
     if name.startswith("SQLITE_BUSY"):
         return f"{path} is in use by another process that does not let go of it"
-    return f"{path}: {error}"
+    return f"{path}: {error}" + ("; is the disk full?" if name.startswith("SQLITE_IOERR") else "")

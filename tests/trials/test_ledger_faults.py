@@ -247,6 +247,20 @@ def test_disk_full(small_disk: Path) -> None:
         assert integrity(ledger.path) == "ok"
 
 
+def test_disk_full_in_a_checkpoint(small_disk: Path) -> None:
+    class SafetensorError(Exception):
+        pass
+
+    with Ledger(small_disk / "run", {"a": 1}) as ledger:
+        with pytest.raises(LedgerError, match="disk full"), ledger.new_checkpoint(0, 0) as folder:
+            (folder / "weights").write_bytes(b"x" * (4 << 20))
+        with pytest.raises(LedgerError, match="disk full"), ledger.new_checkpoint(0, 0):
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        with ledger.new_checkpoint(0, 0) as folder:
+            (folder / "weights").write_bytes(b"x")
+        assert ledger.last_checkpoint(0) is not None
+
+
 def test_disk_full_when_it_is_made(small_disk: Path) -> None:
     with (small_disk / "filler").open("wb", buffering=0) as filler, pytest.raises(OSError, match="No space"):
         while True:
