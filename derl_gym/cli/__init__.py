@@ -6,6 +6,7 @@ A user's mistake is one line on stderr and exit code 2; something that failed is
 
 from __future__ import annotations
 
+import io
 import re
 import signal
 import sys
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"derl-gym {__version__}")
         return 0
     debug = False
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a table's lines are no reason to fail where only ASCII is known
     try:
         command: Command = tyro.cli(
             _Commands,  # type: ignore[arg-type]  # a union, which tyro takes

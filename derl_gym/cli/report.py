@@ -30,5 +30,6 @@ class Report(Command):
         Console().print(summary_table(self.folders))
         out = self.out or self.folders[0] / "report.html"
         with explained(out):
-            print(f"report: {write_report(self.folders, out)}")
+            written = write_report(self.folders, out)
+        print(f"report: {written}")
         return 0

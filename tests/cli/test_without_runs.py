@@ -1,7 +1,9 @@
 """The commands that train nothing, and every mistake a user can make: one line, exit code 2."""
 
 import dataclasses
+import io
 import json
+import sys
 
 import pytest
 
@@ -140,6 +142,14 @@ def test_an_endless_program_is_not_echoed(capsys):
     assert main(["audit", "g1+" * 5000 + "g1"]) == 1
     message = capsys.readouterr().err
     assert len(message) < 200 and "15002 characters, the limit is 512" in message
+
+
+def test_a_terminal_that_knows_ascii_alone(monkeypatch):
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert main(["audit", "g1+é"]) == 1
+    stream.flush()
+    assert b"'g1+?' is no reward program" in stream.buffer.getvalue()
 
 
 def test_debug_raises_the_error_itself():
