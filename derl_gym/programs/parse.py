@@ -151,9 +151,9 @@ def _flatten(tree: ast.expr, text: str, columns: dict[str, int], indent: int) ->
     """Post-order walk without recursion; ``known`` shadows the stack with the values of constant parts."""
     code: list[Instruction] = []
     known: list[float | None] = []
-    todo: list[tuple[ast.expr, bool]] = [(tree, False)]
-    while todo:
-        node, children_done = todo.pop()
+    stack: list[tuple[ast.expr, bool]] = [(tree, False)]
+    while stack:
+        node, children_done = stack.pop()
         column = node.col_offset + 1 + indent
         source = text[node.col_offset : node.end_col_offset].replace(" ", "")
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
@@ -168,14 +168,14 @@ def _flatten(tree: ast.expr, text: str, columns: dict[str, int], indent: int) ->
             known.append(None)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.UAdd, ast.USub)):
             if not children_done:
-                todo += [(node, True), (node.operand, False)]
+                stack += [(node, True), (node.operand, False)]
             elif isinstance(node.op, ast.USub):
                 code.append(Instruction("neg", 0.0, source))
                 value = known.pop()
                 known.append(None if value is None else -value)
         elif isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
             if not children_done:
-                todo += [(node, True), (node.right, False), (node.left, False)]
+                stack += [(node, True), (node.right, False), (node.left, False)]
                 continue
             symbol, function = _BINARY[type(node.op)]
             code.append(Instruction(symbol, 0.0, source))
