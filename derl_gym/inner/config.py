@@ -30,8 +30,17 @@ class InnerConfig:
     """Rollouts per prompt, the GRPO group (the paper uses 8)."""
     micro_batch_size: int | None = None
     """Completions per forward pass; ``None``: the whole batch at once."""
+    updates_per_generation: int = 1
+    """Optimiser steps on the rollouts of one generation phase, each on a batch of its own."""
+    prompt_style: Literal["auto", "chat", "plain"] = "auto"
+    """"chat": prompts go through the chat template. "plain": text as it is. "auto": chat for a model that was
+    taught to end its turns as its template does, plain for a base model."""
+    max_prompt_length: int | None = None
+    """Tokens of a prompt. Longer ones are left out of training and count as unsolved in evaluation."""
     max_completion_length: int = 16
-    """New tokens per completion, in training and in evaluation."""
+    """New tokens per completion."""
+    eval_max_completion_length: int | None = None
+    """The same in evaluation; ``None``: as in training."""
     learning_rate: float = 1e-3
     lr_scheduler: str = "constant"
     optimizer: str = "adamw_torch"
@@ -52,6 +61,8 @@ class InnerConfig:
     """Sampling temperature of the evaluation; 0 is greedy."""
     eval_batch_size: int = 512
     """Prompts per generation call of the evaluation (transformers backend)."""
+    eval_samples: int = 1
+    """Completions per evaluated example; the score is pass@1, their mean."""
     eval_examples: int | None = None
     """Evaluate only the first so many examples of the split; ``None``: all."""
     max_seconds: float | None = None
@@ -60,10 +71,29 @@ class InnerConfig:
     """The same for prompt and completion tokens seen in training."""
     max_flops: float | None = None
     """The same for estimated training FLOPs (paper appendix H caps them)."""
+    max_flops_ratio: float | None = None
+    """The same, as a multiple of what training with the outcome reward takes: the environment measures that first."""
     timeout: float | None = 3600.0
     """Wall-clock seconds after which the whole process group is killed: a failed run, retried."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Of the trained weights. At a learning rate of 1e-6 an update is lost in bfloat16's rounding: train all
+    weights in float32 and compute in ``mixed_precision``, or train adapters on bfloat16 weights."""
+    mixed_precision: Literal["auto", "no", "bf16", "fp16"] = "auto"
+    """Precision of the computation; "auto": bf16 on a GPU, none on the CPU."""
     gradient_checkpointing: bool = False
+    lora_rank: int | None = None
+    """Train adapters of this rank instead of all weights; the trained policy is kept merged."""
+    lora_alpha: float = 32.0
+    lora_targets: str = "all-linear"
+    """Modules that get adapters, as in ``peft.LoraConfig``: "all-linear", or names separated by commas."""
+    gpus: int = 1
+    """Processes of one inner run, each on a GPU of its own, in data parallel."""
+    vllm_memory: float = 0.3
+    """Share of the GPU's memory that vLLM takes."""
+    vllm_tensor_parallel: int = 1
+    """GPUs that share one vLLM engine; must divide ``gpus``."""
+    vllm_sleep: bool = False
+    """Give vLLM's memory back during the optimiser's steps."""
     trl: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Further arguments of ``trl.GRPOConfig``, by their own names."""
 

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import hashlib
 import importlib
+import json
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +20,11 @@ from derl_gym.inner.config import InnerConfig
 from derl_gym.programs import states_of
 
 Example = dict[str, Any]
-"""One problem: JSON-able, with a ``"prompt"`` (text, or a list of chat messages) and what the verdict needs."""
+"""One problem: JSON-able, with a ``"prompt"`` (text, or a list of chat messages) and what the verdict needs.
+
+``"messages"``, where it is there, is what a chat model reads instead. ``"benchmark"`` names the data set that it is
+from, where a task has several.
+"""
 
 Split = Literal["train", "validation", "full", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "full", "test")
@@ -58,6 +64,33 @@ class Primitive:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Settings of a search that fit a machine; what a preset leaves out is as the task has it.
+
+    Attributes:
+        description: For whom it is, in one line.
+        inner: Overrides of ``Task.inner``.
+        final_inner: What is different in the final training, besides ``Task.final_inner``.
+        full_inner: What is different in an inner run of variant "full".
+        outer_steps: Outer steps of a search.
+        full_outer_steps: The same in variant "full"; ``None``: as many.
+        group_size: Programs per outer step.
+        proposer: Model of a proposer that is a language model: ``"small"`` (built in), a hub name or a folder.
+        gpu_memory: GiB on one GPU that an inner run is planned for; 0: it needs no GPU.
+    """
+
+    description: str
+    inner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    final_inner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    full_inner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    outer_steps: int = 10
+    full_outer_steps: int | None = None
+    group_size: int = 8
+    proposer: str = "small"
+    gpu_memory: int = 0
+
+
 class Task(abc.ABC):
     """A problem set with a reward vocabulary.
 
@@ -73,6 +106,8 @@ class Task(abc.ABC):
         max_program_length: Longest program, in tokens of the grammar's alphabet, END not counted.
         inner: Default settings of an inner run.
         final_inner: What is different in the final training: more steps, say.
+        presets: Settings for machines of several sizes, by name.
+        headline: Benchmarks whose unweighted mean accuracy is a policy's score; empty: all examples count alike.
     """
 
     name: ClassVar[str]
@@ -82,6 +117,8 @@ class Task(abc.ABC):
     max_program_length: ClassVar[int] = 32
     inner: ClassVar[InnerConfig]
     final_inner: ClassVar[dict[str, Any]] = {}
+    presets: ClassVar[dict[str, Preset]] = {}
+    headline: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, data_dir: str | None = None) -> None:
         self.data_dir = data_dir
@@ -103,6 +140,21 @@ class Task(abc.ABC):
     def base_policy(self) -> str:
         """Hub name or folder of the model that every inner run starts from."""
 
+    def gold(self, example: Example) -> str | None:
+        """A completion that solves the example and for which every primitive speaks, for self-checks; ``None``: unknown.
+
+        See :func:`derl_gym.testing.check_task`.
+        """
+        return None
+
+    def record(self, split: Split) -> dict[str, Any]:
+        """What a split holds, for the ledger: ``examples`` (how many) and ``sha256`` (of their content, in order)."""
+        examples = self.load(split)
+        digest = hashlib.sha256()
+        for example in examples:
+            digest.update(json.dumps(example, sort_keys=True).encode())
+        return {"examples": len(examples), "sha256": digest.hexdigest()}
+
     def states(self) -> np.ndarray:
         """Float64 (S, k): the combinations of primitive values that can come up.
 
@@ -119,6 +171,22 @@ class Task(abc.ABC):
         ]
 
 
+def task_class(reference: str) -> type[Task]:
+    """The class that ``"package.module:Class"`` names.
+
+    Raises:
+        ValueError: when there is no such task.
+    """
+    module_name, _, class_name = reference.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"no task at {reference!r} (expected 'package.module:Class'): {error}") from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ValueError(f"{reference!r} is {found!r}, not a subclass of derl_gym.tasks.Task")
+    return found
+
+
 def load_task(reference: str, options: dict[str, Any] | None = None, flip: Sequence[str] = ()) -> Task:
     """Build the task that ``"package.module:Class"`` names.
 
@@ -131,14 +199,7 @@ def load_task(reference: str, options: dict[str, Any] | None = None, flip: Seque
     Raises:
         ValueError: when there is no such task, or no such primitive.
     """
-    module_name, _, class_name = reference.partition(":")
-    try:
-        task_class = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"no task at {reference!r} (expected 'package.module:Class'): {error}") from error
-    if not (isinstance(task_class, type) and issubclass(task_class, Task)):
-        raise ValueError(f"{reference!r} is {task_class!r}, not a subclass of derl_gym.tasks.Task")
-    task = task_class(**(options or {}))
+    task = task_class(reference)(**(options or {}))
     names = [primitive.name for primitive in task.primitives]
     if unknown := sorted(set(flip) - set(names)):
         raise ValueError(f"cannot flip {', '.join(unknown)}: task {task.name} has {', '.join(names)}")
