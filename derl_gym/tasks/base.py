@@ -141,7 +141,7 @@ class Task(abc.ABC):
         """Hub name or folder of the model that every inner run starts from."""
 
     def gold(self, example: Example) -> str | None:
-        """A completion that solves the example and for which every primitive speaks, for self-checks; ``None``: unknown.
+        """A completion that solves the example and to which every primitive agrees; ``None``: unknown.
 
         See :func:`derl_gym.testing.check_task`.
         """
