@@ -144,6 +144,10 @@ class Arithmetic(Task):
         """The verdict is g1."""
         return _outcome(completion, example) == 1.0
 
+    def gold(self, example: Example) -> str:
+        """A marked step and the answer in a box; longer than a completion may be."""
+        return f"Step 1: \\boxed{{{example['answer']}}}"
+
     @property
     def base_policy(self) -> str:
         """The folder of the policy that comes with the package."""

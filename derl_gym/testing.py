@@ -1,0 +1,144 @@
+"""Self-checks of a task of your own: does it keep what :class:`derl_gym.tasks.Task` promises?
+
+``derl-gym envs --check ID`` prints them. The test split is not opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from derl_gym.tasks import Example, Primitive, Task
+
+ODD_TEXTS = ("", " ", "\x00", "\ud800", "\\boxed{", "}" * 5000, "{" * 5000, "9" * 5000, "-" * 5000, "\u0664\u0662")
+"""Outputs that a policy may well write and a primitive must survive."""
+SHOWN = 5
+"""Examples named per problem."""
+
+
+@dataclasses.dataclass
+class Report:
+    """What a check found.
+
+    Attributes:
+        lines: What was checked, one line each.
+        problems: What is wrong; empty when nothing is.
+    """
+
+    lines: list[str] = dataclasses.field(default_factory=list)
+    problems: list[str] = dataclasses.field(default_factory=list)
+
+
+def check_task(task: Task, limit: int | None = None) -> Report:
+    """Check a task on its training and validation examples.
+
+    Examples must be JSON-able, have a prompt, come in the same order each time and be on one side of the split only.
+    Primitives must be named g1..gk and give a declared value on every text, odd ones included; an empty output must
+    not be correct; and a gold solution, where the task knows one, must be correct and have every primitive at its best.
+
+    Args:
+        task: The task.
+        limit: Check the gold solutions of only so many examples per split.
+
+    Returns:
+        Everything that was found; nothing is raised for a faulty task.
+    """
+    report = Report()
+    names = [primitive.name for primitive in task.primitives]
+    if names != [f"g{i + 1}" for i in range(len(names))]:
+        report.problems.append(f"primitives must be named g1..gk in order, not {', '.join(names)}")
+    splits: dict[str, list[Example]] = {}
+    for split in ("train", "validation"):
+        try:
+            splits[split] = task.load(split)
+            again = task.load(split)
+        except Exception as error:
+            report.problems.append(f"load({split!r}) fails: {type(error).__name__}: {error}")
+            return report
+        report.lines.append(f"{split}: {len(splits[split])} examples")
+        report.problems += _about_examples(split, splits[split], again)
+    both = {_identity(example) for example in splits["train"]} & {_identity(e) for e in splits["validation"]}
+    if both:
+        report.problems.append(f"{len(both)} examples are both in train and validation: {_few(sorted(both))}")
+    if report.problems:
+        return report
+    report.problems += _about_odd_texts(task, splits["train"][0])
+    for split, examples in splits.items():
+        _about_gold(task, split, examples[:limit], report)
+    return report
+
+
+def _about_examples(split: str, examples: Sequence[Example], again: Sequence[Example]) -> list[str]:
+    if not examples:
+        return [f"{split} is empty"]
+    try:
+        texts = [json.dumps(example, sort_keys=True) for example in examples]
+    except (TypeError, ValueError) as error:
+        return [f"an example of {split} is not JSON-able: {error}"]
+    problems = []
+    if texts != [json.dumps(example, sort_keys=True) for example in again]:
+        problems.append(f"load({split!r}) gives other examples, or another order, the second time")
+    bare = [i for i, example in enumerate(examples) if not isinstance(example.get("prompt"), str | list)]
+    if bare:
+        problems.append(f"examples of {split} need a prompt (text, or a list of messages): {_few(bare)} have none")
+    return problems
+
+
+def _about_odd_texts(task: Task, example: Example) -> list[str]:
+    problems = []
+    for text in ODD_TEXTS:
+        shown = repr(text if len(text) <= 12 else f"{text[:9]}...")
+        try:
+            values = task.primitive_values([text], [example])[0]
+            solved = task.correct(text, example)
+        except Exception as error:
+            problems.append(f"on the output {shown} it fails: {type(error).__name__}: {error}")
+            continue
+        for primitive, value in zip(task.primitives, values, strict=True):
+            if not _declared(primitive, value):
+                problems.append(f"{primitive.name} is {value!r} on the output {shown}, which it does not declare")
+        if solved and not text.strip():
+            problems.append(f"the output {shown} counts as correct")
+    return problems
+
+
+def _about_gold(task: Task, split: str, examples: Sequence[Example], report: Report) -> None:
+    golds = [(example, text) for example in examples if (text := task.gold(example)) is not None]
+    if not golds:
+        report.lines.append(f"{split}: the task knows no gold solutions (Task.gold), so none was checked")
+        return
+    wrong = [_identity(example) for example, text in golds if not task.correct(text, example)]
+    values = np.asarray(task.primitive_values([text for _, text in golds], [example for example, _ in golds]))
+    for j, primitive in enumerate(task.primitives):
+        best = primitive.low if primitive.low < 0 else primitive.high  # a flipped primitive is at its best where lowest
+        off = [_identity(golds[i][0]) for i in np.flatnonzero(values[:, j] != best)]
+        if off:
+            report.problems.append(
+                f"{primitive.name} is not {best:g} on the gold solutions of {len(off)} {split} examples: {_few(off)}"
+            )
+    if wrong:
+        report.problems.append(f"the gold solutions of {len(wrong)} examples of {split} are not correct: {_few(wrong)}")
+    report.lines.append(
+        f"{split}: {len(golds)} gold solutions, {len(golds) - len(wrong)} of them correct; mean primitives "
+        + ", ".join(f"{p.name} {mean:.4g}" for p, mean in zip(task.primitives, values.mean(axis=0), strict=True))
+    )
+
+
+def _declared(primitive: Primitive, value: float) -> bool:
+    if not math.isfinite(value):
+        return False
+    return primitive.low <= value <= primitive.high if primitive.values is None else value in primitive.values
+
+
+def _identity(example: Example) -> str:
+    """The prompt, shortened: what makes two examples the same problem."""
+    return json.dumps(example["prompt"])
+
+
+def _few(names: Sequence[object]) -> str:
+    shown = ", ".join(str(name)[:60] for name in names[:SHOWN])
+    return shown + (", ..." if len(names) > SHOWN else "")
