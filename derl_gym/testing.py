@@ -61,6 +61,8 @@ def check_task(task: Task, limit: int | None = None) -> Report:
             return report
         report.lines.append(f"{split}: {len(splits[split])} examples")
         report.problems += _about_examples(split, splits[split], again)
+    if report.problems:
+        return report
     both = {_identity(example) for example in splits["train"]} & {_identity(e) for e in splits["validation"]}
     if both:
         report.problems.append(f"{len(both)} examples are both in train and validation: {_few(sorted(both))}")
@@ -135,7 +137,7 @@ def _declared(primitive: Primitive, value: float) -> bool:
 
 
 def _identity(example: Example) -> str:
-    """The prompt, shortened: what makes two examples the same problem."""
+    """The prompt: what makes two examples the same problem."""
     return json.dumps(example["prompt"])
 
 
