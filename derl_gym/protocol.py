@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +16,14 @@ from typing import Any, Literal
 
 from derl_gym.envs.identity import fingerprint, trial_seed
 from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop
-from derl_gym.envs.settings import Settings
+from derl_gym.envs.settings import Settings, layered
+from derl_gym.inner.config import InnerConfig
+from derl_gym.tasks.base import task_class
+from derl_gym.trials.devices import leases
 from derl_gym.trials.ledger import Ledger
 from derl_gym.trials.pool import Job, LocalPool, Outcome
 
+LOG = logging.getLogger("derl_gym")
 Rule = Literal["last", "best"]
 TEST_ANALYSIS = "test_analysis.json"
 """File of the test scores logged for analysis, in the run directory; no search reads it."""
@@ -46,7 +51,10 @@ def named_program(name: str, primitives: Sequence[str]) -> str:
 def settings_of(config: dict[str, Any]) -> Settings:
     """The environment settings that a ledger's configuration was made from."""
     fields = {field.name for field in dataclasses.fields(Settings)}
-    return Settings(**{key: value for key, value in config.items() if key in fields})
+    given = {key: value for key, value in config.items() if key in fields}
+    if "final_inner" not in given:  # a ledger of version 0.1
+        given["final_inner"] = task_class(given["task"]).final_inner
+    return Settings(**given)
 
 
 def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
@@ -97,13 +105,52 @@ def _best_program(rows: Sequence[dict[str, Any]], classes: dict[str, str]) -> st
 
 @dataclasses.dataclass(frozen=True)
 class Final:
-    """One final policy: programs, seed, test score in [0, 1], its folder and the whole inner result."""
+    """One final policy, tested.
+
+    Attributes:
+        programs: The reward programs, one per stage.
+        seed: Of the training.
+        test: Test score in [0, 1].
+        policy: Folder of the policy.
+        result: The whole inner result, with ``data``: what the splits held.
+    """
 
     programs: tuple[str, ...]
     seed: int
     test: float
     policy: str
     result: dict[str, Any]
+
+    @property
+    def standard_error(self) -> float | None:
+        """Of the test score, over the test examples."""
+        return self.result.get("standard_error")
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Accuracy by benchmark, in [0, 1]; empty where the examples name none."""
+        return self.result.get("scores") or {}
+
+
+def final_config(loop: OuterLoop, full: bool, inner: dict[str, Any] | None = None) -> InnerConfig:
+    """Settings of one stage of the final training.
+
+    DERL-base and the baselines train with the search's inner settings changed by ``final_inner``: more epochs, in the
+    paper. A round of DERL-full takes what it took in the search (section 4.2), and of ``final_inner`` only how the
+    policy is evaluated, so that all final policies are tested alike: on the whole test split, unless ``final_inner``
+    says ``eval_examples``. ``max_flops_ratio`` caps the search's inner runs alone.
+    """
+    settings = loop.settings
+    changes = settings.final_inner
+    if full:
+        changes = {key: value for key, value in changes.items() if key.startswith("eval_")}
+    searched = settings.inner | {"eval_examples": None, "max_flops_ratio": None}
+    return loop.task.inner.override(**layered(loop.task.inner, searched, changes, inner or {}))
+
+
+def length_of(config: InnerConfig) -> tuple[float, str]:
+    """How long a training is, and the unit: epochs or optimiser steps."""
+    return (config.steps, "steps") if config.epochs is None else (config.epochs, "epochs")
 
 
 def train_final(
@@ -118,7 +165,8 @@ def train_final(
     """Train fresh policies on the full training set and evaluate each once on the test split.
 
     With several programs (DERL-full) training goes through them in order, each stage from the checkpoint of the
-    one before; only the last is tested.
+    one before; only the last is tested. :func:`final_config` says how long a stage is. A DERL-full policy that is
+    trained for longer than a baseline gets a warning: the paper's comparison would not be a fair one.
 
     Args:
         ledger: Where the results are recorded; its configuration says task and inner settings.
@@ -131,6 +179,7 @@ def train_final(
     Raises:
         TestAlreadyOpened: when it is known and ``again`` is not set.
         InfrastructureFailure: when a training failed for good.
+        FileNotFoundError: when the checkpoint that a stage goes on from is missing, or the test data are.
         ValueError: when a program does not parse, or is undefined on a real rollout.
     """
     programs = list(programs)
@@ -142,17 +191,22 @@ def train_final(
             "a second look must be asked for (--again) and is recorded as one"
         )
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
-    # The task's settings for final training outrank the search's, and the test is on the whole split.
-    searched = loop.settings.inner | {"eval_examples": None}
-    config = loop.task.inner.override(**searched | loop.task.final_inner | (inner or {}))
+    full = loop.settings.variant == "full"
+    config = final_config(loop, full, inner)
     for program in programs:
         loop.parse(program)
+    if full:
+        _warn_if_longer(config, len(programs), final_config(loop, False, inner))
+    # Also a look whether the test data are there, before the days that the training may take.
+    data = {split: loop.record(split) for split in ("full", "test")}
     starts = {seed: loop.base_policy for seed in seeds}
     folders = {seed: _final_folder(ledger, programs, seed) for seed in seeds}
     finals: list[Final] = []
-    with LocalPool(workers=workers) as pool:
+    with LocalPool(workers=workers, devices=leases(workers, config.gpus)) as pool:
         for stage, program in enumerate(programs):
             last = stage == len(programs) - 1
+            for seed in seeds if stage else ():
+                _check_checkpoint(starts[seed], stage)
             jobs = [
                 Job(
                     id=f"final-{seed}-{stage}",
@@ -160,6 +214,7 @@ def train_final(
                     payload={
                         **loop.payload(program, starts[seed], seed if stage == 0 else trial_seed(seed, 0, stage)),
                         "config": dataclasses.asdict(config),
+                        "data": loop.hashes("full", "test") if last else loop.hashes("full"),
                         "train_split": "full",
                         "eval_split": "test" if last else None,
                         "save_policy": True,
@@ -176,11 +231,26 @@ def train_final(
                     result = _checked(outcome, program)
                     starts[seed] = result["policy"]
                     if last:
+                        result |= {"data": data}
                         ledger.record_final(
                             programs, seed, test=result["score"], policy=result["policy"], result=result
                         )
                         finals.append(Final(tuple(programs), seed, result["score"], result["policy"], result))
     return sorted(finals, key=lambda final: list(seeds).index(final.seed))
+
+
+def _warn_if_longer(config: InnerConfig, rounds: int, baseline: InnerConfig) -> None:
+    (each, unit), (allowed, other) = length_of(config), length_of(baseline)
+    if unit == other and rounds * each > allowed:
+        told = (rounds, each, unit, rounds * each, allowed)
+        LOG.warning("%d rounds of %g %s make %g, more than the %g of a baseline (final_inner)", *told)
+
+
+def _check_checkpoint(policy: str, stage: int) -> None:
+    if not (Path(policy) / "config.json").exists():
+        raise FileNotFoundError(
+            f"stage {stage + 1} of the final training goes on from the policy in {policy}, which is missing"
+        )
 
 
 def _final_folder(ledger: Ledger, programs: list[str], seed: int) -> Path:
@@ -218,20 +288,26 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
     if not kept:
         raise ValueError(f"{ledger.run_dir} holds no policies: search with keep_policies=True to analyse them on test")
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
-    config = dataclasses.asdict(loop.inner.override(eval_examples=None))
+    config = dataclasses.asdict(loop.inner.override(eval_examples=None, max_flops_ratio=None))
     seeds = {row["identity"]: row["seed"] for row in ledger.trials()}
     jobs = [
         Job(
             id=identity,
             target="derl_gym.inner.evaluate:run",
-            payload={**loop.payload("g1", policy, seeds[identity]), "config": config, "split": "test"},
+            payload={
+                **loop.payload("g1", policy, seeds[identity]),
+                "config": config,
+                "split": "test",
+                "data": loop.hashes("test"),
+            },
             folder=ledger.run_dir / "test_analysis" / identity,
             timeout=loop.inner.timeout,
         )
         for identity, policy in kept.items()
     ]
     scores: dict[str, float] = {}
-    with LocalPool(workers=workers) as pool, contextlib.closing(pool.run(jobs)) as ended:
+    devices = leases(workers, loop.inner.gpus)
+    with LocalPool(workers=workers, devices=devices) as pool, contextlib.closing(pool.run(jobs)) as ended:
         for outcome in ended:
             if outcome.result is None:
                 raise InfrastructureFailure(f"evaluating the policy of trial {outcome.id} failed: {outcome.failure}")

@@ -82,7 +82,7 @@ class DERLProposer(Agent):
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)
-        self.options = self.options.resolved(envs.unwrapped.mask_kind)
+        self.options = self.options.resolved(envs.unwrapped.mask_kind, envs.unwrapped.proposer)
         self.lm = ProposerLM(self.programs.grammar, envs.unwrapped.instruction, self.options, self.seed)
         self.reference: torch.nn.Module | None = None
         self.optimizer = torch.optim.AdamW(

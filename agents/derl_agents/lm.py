@@ -69,12 +69,13 @@ class ProposerLM:
     def __init__(self, grammar: Grammar, instruction: str, options: LMOptions, seed: int) -> None:
         self.grammar, self.options, self.seed = grammar, options, seed
         self.vocabulary: Vocabulary
-        if options.model == "small":
+        name = options.model or "small"
+        if name == "small":
             self.vocabulary = AlphabetVocabulary(grammar, options.mask or "grammar")
             self.model = small_model(grammar.vocab_size, self.vocabulary.max_columns + 1, seed)
             prompt = [END]
         else:
-            self.model, tokenizer = load_named(options.model)
+            self.model, tokenizer = load_named(name)
             end_id = tokenizer.eos_token_id
             if end_id is None:
                 raise ValueError(f"the tokenizer of {options.model} names no eos_token, so no program could end")

@@ -20,10 +20,10 @@ class LMOptions:
     for a model given by name or folder.
     """
 
-    model: str = "small"
+    model: str | None = None
     """"small": a built-in transformer over the program alphabet, trained at the start on programs of the
     grammar's prior. Anything else: hub name or folder of a causal language model with safetensors weights
-    (the paper's is Qwen/Qwen2.5-0.5B-Instruct)."""
+    (the paper's is Qwen/Qwen2.5-0.5B-Instruct). None: the environment's proposer, which its preset names."""
     mask: Literal["grammar", "charset"] | None = None
     """"grammar": only tokens that keep the program completable; every program parses. "charset": the paper's
     mask, any token made of the alphabet's characters. None: as the environment was made with."""
@@ -64,9 +64,10 @@ class LMOptions:
     def __post_init__(self) -> None:
         check_fields(self, at_least=self.at_least, above=self.above)
 
-    def resolved(self, mask: str = "grammar") -> Self:
-        """These options with every ``None`` replaced by the model's value, or the environment's ``mask``."""
-        defaults = {**(self.small_defaults if self.model == "small" else self.named_defaults), "mask": mask}
+    def resolved(self, mask: str = "grammar", proposer: str = "small") -> Self:
+        """These options with every ``None`` replaced: by the environment's ``mask`` and ``proposer``, or what fits."""
+        model = self.model or proposer
+        defaults = {**(self.small_defaults if model == "small" else self.named_defaults), "mask": mask, "model": model}
         return dataclasses.replace(
             self, **{name: value for name, value in defaults.items() if getattr(self, name) is None}
         )

@@ -36,7 +36,7 @@ class RandomSearch(Agent):
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)
-        self.options = self.options.resolved(envs.unwrapped.mask_kind)
+        self.options = self.options.resolved(envs.unwrapped.mask_kind, envs.unwrapped.proposer)
         self.lm: ProposerLM | None = None
         if self.options.prior == "proposer":
             from derl_agents.lm import ProposerLM

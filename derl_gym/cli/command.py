@@ -21,6 +21,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import VectorEnv
 
 import derl_gym  # noqa: F401  (registers the ids)
+from derl_gym.envs.settings import make_settings
 
 INNER_RUN = ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors")
 """Packages of the extra ``train``, by their import names."""
@@ -54,6 +55,8 @@ _Names = Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...")]
 class RunSettings:
     """The environment's settings that bear on single inner runs; what is left out is as the id says."""
 
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Settings for a machine of some size, such as paper, single-gpu or smoke; other flags outrank it."""
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Inner runs at a time."""
     inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
@@ -135,7 +138,8 @@ def make_envs(environment: str, settings: dict[str, Any], run_dir: Path, **fixed
     spec = find_spec(environment)
     check_packages(*(["vllm"] if settings.get("inner", {}).get("backend") == "vllm" else []))
     settings = settings | fixed | {"run_dir": str(run_dir)}
-    size = settings.pop("group_size", spec.kwargs.get("group_size", 8))
+    size = make_settings(spec.kwargs | settings).group_size
+    settings.pop("group_size", None)
     return gym.make_vec(spec.id, num_envs=size, **settings)
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from derl_gym.envs.design_env import RewardDesignEnv
-    from derl_gym.envs.outer_loop import InfrastructureFailure
+    from derl_gym.envs.inner_runs import InfrastructureFailure
     from derl_gym.envs.vector_env import RewardDesignVectorEnv
     from derl_gym.envs.wrappers import TextAction, TokenByToken, UnitCube
 
 _HOMES = {
-    "InfrastructureFailure": "derl_gym.envs.outer_loop",
+    "InfrastructureFailure": "derl_gym.envs.inner_runs",
     "RewardDesignEnv": "derl_gym.envs.design_env",
     "RewardDesignVectorEnv": "derl_gym.envs.vector_env",
     "TextAction": "derl_gym.envs.wrappers",

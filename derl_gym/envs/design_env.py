@@ -74,10 +74,17 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
 
     All are JSON-able; ``gym.make("DERL-Arithmetic-v0", outer_steps=4, inner={"steps": 16})``.
 
+    * ``preset`` (by id): settings for a machine of some size, ``"paper"``, ``"single-gpu"`` or ``"smoke"``; whatever
+      else is given outranks it. ``derl-gym envs`` lists each task's.
     * ``variant="base"``: every inner run starts from the base policy. ``"full"``: the best policy of each outer
       step starts the next one.
-    * ``outer_steps`` (by id): outer steps per episode. ``group_size=8``: programs per outer step.
-    * ``inner={}``: overrides of :class:`derl_gym.inner.config.InnerConfig`.
+    * ``outer_steps`` (by id or preset, else 10): outer steps per episode. ``group_size`` (by preset, else 8):
+      programs per outer step.
+    * ``inner={}``: overrides of :class:`derl_gym.inner.config.InnerConfig`. With ``max_flops_ratio`` an episode's
+      first step begins with a reference run, trained with the outcome reward g1 from the base policy and without that
+      cap; every other inner run may then take so many times its training FLOPs (paper appendix H).
+    * ``final_inner={}``: what is different in the final training, which is :mod:`derl_gym.protocol`'s.
+    * ``proposer`` (by preset, else ``"small"``): the model of a proposer that is a language model; read by agents.
     * ``primitives=None``: names that programs may use, ``["g1", "g3", "g4"]``, the paper's removal ablation.
       ``flip=()``: names whose sign is turned round, ``["g2"]``, its flip ablation (section 5.3).
     * ``mask="grammar"``: legal next tokens; ``"charset"`` is the paper's.

@@ -13,11 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from derl_gym.envs.settings import Settings
+from derl_gym.inner.config import InnerConfig
 from derl_gym.inner.result import InnerResult
 from derl_gym.trials.cache import SharedCache
-from derl_gym.trials.devices import visible_devices
+from derl_gym.trials.devices import leases
 from derl_gym.trials.ledger import Ledger
 from derl_gym.trials.pool import Job, LocalPool, Outcome
+
+
+class InfrastructureFailure(RuntimeError):
+    """An inner run failed for good (killed, out of memory, timed out): our fault, not the program's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +51,11 @@ class InnerRuns:
 
     Args:
         settings: The search's; ``workers`` and ``cache_dir`` are read.
-        timeout: Wall-clock seconds of one inner run.
+        config: Of an inner run; ``timeout`` and ``gpus`` are read.
     """
 
-    def __init__(self, settings: Settings, timeout: float | None) -> None:
-        self.workers, self.timeout = settings.workers, timeout
+    def __init__(self, settings: Settings, config: InnerConfig) -> None:
+        self.workers, self.timeout, self.gpus = settings.workers, config.timeout, config.gpus
         self.cache_dir = settings.cache_dir
         self._pool: LocalPool | None = None
         self._cache: SharedCache | None = None
@@ -104,9 +109,7 @@ class InnerRuns:
     def pool(self) -> LocalPool:
         """Where inner runs go; made when first needed."""
         if self._pool is None:
-            devices = visible_devices()
-            # More workers than GPUs share them; as many or fewer lease one each.
-            self._pool = LocalPool(workers=self.workers, devices=devices if len(devices) >= self.workers else None)
+            self._pool = LocalPool(workers=self.workers, devices=leases(self.workers, self.gpus))
         return self._pool
 
     @property

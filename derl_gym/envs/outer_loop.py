@@ -2,7 +2,7 @@
 
 One :class:`OuterLoop` is one search in one run directory. It parses proposals, looks a trial up before it is
 trained, hands the rest to the pool, and picks the policy that the next outer step starts from ("full"). It
-knows no observation, no space and no agent.
+knows no observation, no space and no agent. The reference run that caps FLOPs is reference.py's.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import datetime
 import logging
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,19 +22,19 @@ import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
 from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
-from derl_gym.envs.inner_runs import InnerRuns, Trial, trial_folder
-from derl_gym.envs.settings import MACHINE, Scored, Settings
+from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, trial_folder
+from derl_gym.envs.reference import training_flops
+from derl_gym.envs.settings import MACHINE, Scored, Settings, layered
+from derl_gym.inner.config import InnerConfig
 from derl_gym.programs import Analysis, Grammar, InvalidProgram, ProgramSpace, RewardProgram
-from derl_gym.tasks import load_task
+from derl_gym.tasks import Split, load_task
 from derl_gym.trials.ledger import Ledger
 
 LOG = logging.getLogger("derl_gym")
+SEARCHED: tuple[Split, ...] = ("train", "validation")
+"""Splits that a search reads."""
 GRPO_EPSILON = 1e-4
 """What TRL adds to a group's standard deviation (``GRPOTrainer``)."""
-
-
-class InfrastructureFailure(RuntimeError):
-    """An inner run failed for good (killed, out of memory, timed out): our fault, not the program's."""
 
 
 class OuterLoop:
@@ -44,10 +45,13 @@ class OuterLoop:
         programs: The action space of one proposal.
         states: Float64 (S, k), the states that equivalence and audits are decided on.
         inner: The resolved settings of every inner run.
+        capped: The same with ``max_flops`` in the place of ``max_flops_ratio``, as soon as the reference run has ended.
+        final: The same of the final training of a baseline or of DERL-base; protocol.py makes it.
         episode: Number of the search within the run directory, from 0.
         step: Outer step within the episode, from 0.
         slot: Next slot within the outer step's group.
         on_scored: Called with every :class:`Scored` as it arrives.
+        on_news: Called with a line of text when something else than a proposal is trained.
     """
 
     def __init__(self, settings: Settings, environment_id: Callable[[], str]) -> None:
@@ -63,18 +67,23 @@ class OuterLoop:
         self.grammar = Grammar(k=self.k, max_length=self.task.max_program_length, primitives=names)
         self.programs = ProgramSpace(self.grammar)
         self.states = self.task.states()
-        self.inner = self.task.inner.override(**settings.inner)
+        self.inner = self.capped = self.task.inner.override(**settings.inner)
+        self.final = self.task.inner.override(**layered(self.task.inner, settings.inner, settings.final_inner))
         if self.inner.policy:
             policy_folder(self.inner.policy)  # a wrong path is said now, before a run directory is made for it
         self.on_scored: Callable[[Scored], None] | None = None
+        self.on_news: Callable[[str], None] | None = None
+        self._records: dict[Split, dict[str, Any]] = {}
         self._ledger: Ledger | None = None
         self._closed = False
-        self._runs = InnerRuns(settings, self.inner.timeout)
+        self._runs = InnerRuns(settings, self.inner)
         self._warned = False
         self._run_dir: Path | None = None if settings.run_dir is None else Path(settings.run_dir).expanduser()
         self.episode = -1
         self._begun = -1
         self.seed = 0
+        self._reference: Trial | None = None
+        self._free_since = 0.0
 
     # -- the run directory ------------------------------------------------------------------------------
 
@@ -97,8 +106,19 @@ class OuterLoop:
             "task_name": self.task.name,
             "task_version": self.task.version,
             "inner_config": dataclasses.asdict(self.inner),
+            "data": {split: self.record(split) for split in SEARCHED},
         }
         return own
+
+    def record(self, split: Split) -> dict[str, Any]:
+        """What a split holds, as :meth:`derl_gym.tasks.Task.record` has it; read once."""
+        if split not in self._records:
+            self._records[split] = self.task.record(split)
+        return self._records[split]
+
+    def hashes(self, *splits: Split) -> dict[str, str]:
+        """The content hashes of splits, which every machine that runs an inner run must find as well."""
+        return {split: self.record(split)["sha256"] for split in splits}
 
     @property
     def ledger(self) -> Ledger:
@@ -108,7 +128,9 @@ class OuterLoop:
                 f"the environment was closed; a new one with run_dir={str(self.run_dir)!r} goes on from its ledger"
             )
         if self._ledger is None:
+            opened = time.monotonic()
             self._ledger = Ledger(self.run_dir, config=self.config)
+            self._free_since += time.monotonic() - opened  # reading the data is no work of the proposer's
         return self._ledger
 
     def close(self) -> None:
@@ -130,6 +152,9 @@ class OuterLoop:
         self.policy = ""
         self._classes: dict[str, int] = {}
         self._group: list[Scored] = []
+        self._reference = None
+        self.capped = self.inner
+        self._free_since = time.monotonic()
 
     @property
     def done(self) -> bool:
@@ -149,13 +174,24 @@ class OuterLoop:
             InfrastructureFailure: when an inner run failed for good and the settings say ``"raise"``. What was
                 scored is in the ledger; the same call again trains only what is missing.
             ReplayMismatch: when the ledger holds other programs at this place.
+            ValueError: when the reference run finds the outcome reward undefined.
         """
+        try:
+            return self._score(actions)
+        finally:
+            self._free_since = time.monotonic()
+
+    def _score(self, actions: np.ndarray) -> list[Scored]:
+        ledger = self.ledger
+        thought = time.monotonic() - self._free_since
         if self._begun != self.episode:
-            self.ledger.begin_episode(self.episode, self.seed)
+            ledger.begin_episode(self.episode, self.seed)
             self._begun = self.episode
             self.policy = policy_fingerprint(self.base_policy)
         texts = [self.programs.decode(row) for row in actions]
-        recorded = self.ledger.propose(self.episode, self.step, actions, texts, first_slot=self.slot)
+        recorded = ledger.propose(self.episode, self.step, actions, texts, first_slot=self.slot, seconds=thought)
+        if self.inner.max_flops_ratio is not None and self._reference is None:
+            self._measure_reference()
         classes = dict(self._classes)
         proposals = [self._look(text, classes) for text in texts]
         outcomes: list[Scored | None] = [None] * len(texts)
@@ -163,7 +199,7 @@ class OuterLoop:
         for i, proposal in enumerate(proposals):
             if proposal.trial is None:
                 outcomes[i] = self._settle(i, proposal, None)
-            elif (row := self._runs.known(self.ledger, proposal.trial)) is not None:
+            elif (row := self._runs.known(ledger, proposal.trial)) is not None:
                 cached = recorded[i]["cached"] if recorded[i]["status"] != "proposed" else True
                 outcomes[i] = self._settle(i, proposal, row, cached)
             else:
@@ -196,9 +232,35 @@ class OuterLoop:
         classes[key] = seen + 1
         replicate = seen if self.settings.cache == "off" else 0
         seed = trial_seed(self.seed, replicate, self.step if self.settings.variant == "full" else 0)
-        trained_as = key if self.settings.cache == "equivalent" else program.text
-        trial = Trial(self._identity(trained_as, seed), program.text, key, seed, replicate, self.policy)
+        trained_as = self._trained_as(program, key)
+        trial = Trial(self._identity(trained_as, seed, self.policy), program.text, key, seed, replicate, self.policy)
         return _Proposal(text, program, "", analysis.structure, key, trial, repeated=seen > 0)
+
+    def _measure_reference(self) -> None:
+        """Look the reference run up, or train it, and cap the others; in DERL-full once, from the base policy."""
+        program = RewardProgram.parse("-g1" if "g1" in self.settings.flip else "g1", k=self.k)
+        key = self.class_of(program, program.analyse(self.task.primitives, states=self.states))
+        seed, config, ratio = trial_seed(self.seed, 0), self._uncapped, self.inner.max_flops_ratio
+        assert ratio is not None
+        identity = self._identity_with(config, self._trained_as(program, key), seed, self.policy)
+        trial = Trial(identity, program.text, key, seed, 0, self.policy)
+
+        def payload() -> dict[str, Any]:
+            given = self.payload(program.text, self._policy_folder(), seed, config)
+            return given | {"primitives": None}  # the outcome counts, also where programs may not use it
+
+        def announce() -> None:
+            if self.on_news is not None:
+                self.on_news(f"reference run with {program.text}: {ratio:g} x its FLOPs cap the other inner runs")
+
+        self.ledger.set_reference(self.episode, identity)
+        flops = ratio * training_flops(self._runs, self.ledger, trial, payload, announce)
+        cap = flops if self.inner.max_flops is None else min(flops, self.inner.max_flops)
+        self.capped = dataclasses.replace(config, max_flops=cap)
+        self._reference = trial
+
+    def _trained_as(self, program: RewardProgram, key: str) -> str:
+        return key if self.settings.cache == "equivalent" else program.text
 
     def class_of(self, program: RewardProgram, analysis: Analysis) -> str:
         """The programs that count as one with this one: those with equal GRPO advantages, as far as that holds."""
@@ -227,12 +289,25 @@ class OuterLoop:
             return False
         return max(map(abs, analysis.bounds)) < 1e5 * analysis.smallest_gap
 
-    def _identity(self, trained_as: str, seed: int) -> str:
-        inner = dataclasses.asdict(self.inner)
+    def _identity(self, trained_as: str, seed: int, policy: str) -> str:
+        """Equal for equal inner runs. A program that is the reference run's, with its seed and policy, is that run."""
+        if self._reference is not None:
+            uncapped = self._identity_with(self._uncapped, trained_as, seed, policy)
+            if self._reference.identity == uncapped:
+                return uncapped
+        return self._identity_with(self.capped, trained_as, seed, policy)
+
+    @property
+    def _uncapped(self) -> InnerConfig:
+        return dataclasses.replace(self.inner, max_flops=None, max_flops_ratio=None)
+
+    def _identity_with(self, config: InnerConfig, trained_as: str, seed: int, policy: str) -> str:
+        inner = dataclasses.asdict(config)
         for unseen in ("timeout", "policy"):
             del inner[unseen]
         task = [self.settings.task, self.task.version, self.settings.task_options, sorted(self.settings.flip)]
-        return fingerprint({"task": task, "program": trained_as, "seed": seed, "inner": inner, "policy": self.policy})
+        what = {"task": task, "data": self.hashes(*SEARCHED), "program": trained_as, "seed": seed}
+        return fingerprint(what | {"inner": inner, "policy": policy})
 
     def _train(
         self, proposals: list[_Proposal], waiting: dict[str, list[int]], outcomes: list[Scored | None]
@@ -256,8 +331,8 @@ class OuterLoop:
                     outcomes[i] = self._settle(i, proposals[i], row, cached=n > 0)
         return failures
 
-    def payload(self, program: str, policy: str, seed: int) -> dict[str, Any]:
-        """What :func:`derl_gym.inner.train.run` is given for a search's inner run."""
+    def payload(self, program: str, policy: str, seed: int, config: InnerConfig | None = None) -> dict[str, Any]:
+        """What :func:`derl_gym.inner.train.run` is given for a search's inner run; ``config``: capped by default."""
         return {
             "task": self.settings.task,
             "task_options": self.task_options,
@@ -265,7 +340,8 @@ class OuterLoop:
             "program": program,
             "primitives": None if self.settings.primitives is None else list(self.settings.primitives),
             "policy": policy,
-            "config": dataclasses.asdict(self.inner),
+            "config": dataclasses.asdict(config or self.capped),
+            "data": self.hashes(*SEARCHED),
             "seed": seed,
             "train_split": "train",
             "eval_split": "validation",
@@ -329,9 +405,11 @@ class OuterLoop:
                 self.policy = f"trial:{best.trial}"
                 self._policy_folder()
             if not self.settings.keep_policies:
-                for outcome in scored:
-                    if best is not None and outcome.trial != best.trial:
-                        shutil.rmtree(trial_folder(self.run_dir, outcome.trial) / "policy", ignore_errors=True)
+                losers = {outcome.trial for outcome in scored}
+                if self._reference is not None and self.step == 0:
+                    losers.add(self._reference.identity)
+                for trial in losers - {best.trial if best is not None else ""}:
+                    shutil.rmtree(trial_folder(self.run_dir, trial) / "policy", ignore_errors=True)
         self._group = []
         self.slot = 0
         self.step += 1

@@ -46,6 +46,11 @@ class PublicFace:
         return self.loop.settings.outer_steps
 
     @property
+    def proposer(self) -> str:
+        """Model of a proposer that is a language model: ``"small"`` (built in), a hub name or a folder."""
+        return self.loop.settings.proposer
+
+    @property
     def mask_kind(self) -> Literal["grammar", "charset"]:
         """Which mask the environment was made with: ``"grammar"`` or ``"charset"``."""
         return self.loop.settings.mask

@@ -8,6 +8,9 @@ import gymnasium as gym
 
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "DERL-Arithmetic-v0": {"task": "derl_gym.tasks.arithmetic:Arithmetic", "outer_steps": 10},
+    "DERL-GSM8K-v0": {"task": "derl_gym.tasks.mathematics:GSM8K", "preset": "paper"},
+    "DERL-MATH-v0": {"task": "derl_gym.tasks.mathematics:MATH", "preset": "paper"},
+    "DERL-MATH-GSM8K-v0": {"task": "derl_gym.tasks.mathematics:MATHAndGSM8K", "preset": "paper"},
 }
 """Id -> the settings that it fixes."""
 

@@ -11,21 +11,31 @@ from typing import Any, Literal
 import numpy as np
 
 from derl_gym.fields import check_fields
+from derl_gym.inner.config import InnerConfig
+from derl_gym.tasks.base import Preset, task_class
 
 MACHINE = ("run_dir", "workers", "pool", "cache_dir", "on_infrastructure_failure")
 """Settings that say how a search is run and not which: they may change when it is taken up again."""
+FROM_PRESET = ("outer_steps", "group_size", "proposer")
+"""Settings that a preset brings, besides the inner ones."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The keyword arguments of every environment id; all JSON-able. See :class:`RewardDesignEnv`."""
+    """The keyword arguments of every environment id; all JSON-able. See :class:`RewardDesignEnv`.
+
+    Made by :func:`make_settings`, they hold what the preset says as plain values.
+    """
 
     task: str
+    preset: str | None = None
     task_options: dict[str, Any] = dataclasses.field(default_factory=dict)
     variant: Literal["base", "full"] = "base"
     outer_steps: int = 10
     group_size: int = 8
     inner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    final_inner: dict[str, Any] = dataclasses.field(default_factory=dict)
+    proposer: str = "small"
     primitives: Sequence[str] | None = None
     flip: Sequence[str] = ()
     mask: Literal["grammar", "charset"] = "grammar"
@@ -57,16 +67,59 @@ class Settings:
 
 
 def make_settings(given: dict[str, Any]) -> Settings:
-    """The settings among keyword arguments.
+    """The settings among keyword arguments, with everything that the preset and the task say filled in.
+
+    A ledger that records them can go on when a preset has changed. ``None`` stands for what the preset says.
 
     Raises:
         TypeError: for a name that is no setting.
-        ValueError: for a value that is out of range.
+        ValueError: for a value that is out of range, or a preset that the task has not.
     """
     known = [field.name for field in dataclasses.fields(Settings)]
     if unknown := sorted(set(given) - set(known)):
         raise TypeError(f"unknown setting {', '.join(unknown)}; expected some of {', '.join(sorted(known))}")
-    return Settings(**given)
+    given = {key: value for key, value in given.items() if value is not None or key not in FROM_PRESET}
+    settings = Settings(**given)  # what is wrong with single values is said before the task is looked at
+    task = task_class(settings.task)
+    preset = preset_of(settings.task, settings.preset) or Preset("")
+    full = settings.variant == "full"
+    chosen: dict[str, Any] = {"group_size": preset.group_size, "outer_steps": preset.outer_steps}
+    if full and preset.full_outer_steps is not None:
+        chosen["outer_steps"] = preset.full_outer_steps
+    chosen |= {"proposer": preset.proposer} | {key: given[key] for key in FROM_PRESET if key in given}
+    return dataclasses.replace(
+        settings,
+        **chosen,
+        inner=layered(task.inner, preset.inner, preset.full_inner if full else {}, settings.inner),
+        final_inner=layered(task.inner, task.final_inner, preset.final_inner, settings.final_inner),
+    )
+
+
+def preset_of(task: str, name: str | None) -> Preset | None:
+    """A task's preset by name.
+
+    Raises:
+        ValueError: when the task has none of this name; the message lists those it has.
+    """
+    presets = task_class(task).presets
+    if name is None:
+        return None
+    if name not in presets:
+        raise ValueError(f"there is no preset {name!r}: {task} has {', '.join(presets) or 'none'}")
+    return presets[name]
+
+
+def layered(base: InnerConfig, *layers: dict[str, Any]) -> dict[str, Any]:
+    """Changes to inner settings laid over each other, the later ones on top.
+
+    ``steps`` and ``epochs`` say the same thing: a layer that names ``steps`` alone takes back an ``epochs`` below it.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        if "steps" in layer and "epochs" not in layer and merged.get("epochs", base.epochs) is not None:
+            merged["epochs"] = None
+        merged |= layer
+    return merged
 
 
 @dataclasses.dataclass(frozen=True)

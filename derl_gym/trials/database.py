@@ -11,7 +11,8 @@ import errno
 import json
 import os
 import sqlite3
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +47,26 @@ class Database:
         version: Newest schema that this code reads.
         schema: ``CREATE`` statements, separated by ``;``. One table is ``meta (key, value)``.
         readonly: Never create or write; a file that is being written can be read all the same.
+        upgrades: Older version -> the statements that make its file one of the next version. Done at once where the
+            file is opened for writing; a reader finds the old tables.
+
+    Attributes:
+        version: Schema of the file as it is now.
 
     Raises:
         LedgerError: not a file of this kind, newer schema, damaged, no permission, disk full. The methods
             raise it as well.
     """
 
-    def __init__(self, path: Path, kind: str, version: int, schema: str, readonly: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        kind: str,
+        version: int,
+        schema: str,
+        readonly: bool = False,
+        upgrades: Mapping[int, str] = types.MappingProxyType({}),
+    ) -> None:
         self.path = path
         self.readonly = readonly
         with explained(path):
@@ -67,6 +81,8 @@ class Database:
                         self._db.execute(f"PRAGMA {setting}")
                     if not self._tables():
                         self._create(kind, version, schema)
+                    self._upgrade(version, upgrades)
+                self.version = self._version()
             except BaseException:
                 self._db.close()
                 raise
@@ -127,6 +143,18 @@ class Database:
             self._db.execute(f"PRAGMA user_version={version}")
             self.insert("meta", {"key": "kind", "value": kind})
 
+    def _upgrade(self, version: int, upgrades: Mapping[int, str]) -> None:
+        if self._version() == version:
+            return
+        with self.transaction():
+            for old in range(self._version(), version):  # read again: another process may have been faster
+                for statement in upgrades[old].split(";"):
+                    self._db.execute(statement)
+            self._db.execute(f"PRAGMA user_version={version}")
+
+    def _version(self) -> int:
+        return self._db.execute("PRAGMA user_version").fetchone()[0]
+
     def _check(self, kind: str, version: int) -> None:
         def one(query: str) -> Any:
             return self._db.execute(query).fetchone()[0]
@@ -135,12 +163,12 @@ class Database:
             raise LedgerError(f"{self.path} is empty: the making of this {kind} was interrupted")
         if one("PRAGMA application_id") != APPLICATION_ID:
             raise LedgerError(f"{self.path} is a database of another program, not a derl_gym {kind}")
+        if (there := one("SELECT value FROM meta WHERE key = 'kind'")) != kind:
+            raise LedgerError(f"{self.path} is a derl_gym {there}, not a {kind}")
         if (found := one("PRAGMA user_version")) > version:
             raise LedgerError(
                 f"{self.path} was written by a newer derl_gym: its schema is {found}, this one reads up to {version}"
             )
-        if (there := one("SELECT value FROM meta WHERE key = 'kind'")) != kind:
-            raise LedgerError(f"{self.path} is a derl_gym {there}, not a {kind}")
 
 
 def plain(value: Any) -> Any:

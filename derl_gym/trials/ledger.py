@@ -24,10 +24,16 @@ from derl_gym.trials.run_directory import LockedRunDirectory, RunDirectory, RunD
 
 __all__ = ["Ledger", "LedgerError", "LockedRunDirectory", "ReplayMismatch", "RunDirectoryMismatch"]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_PROPOSER = """
+CREATE TABLE proposer (
+    episode INTEGER NOT NULL REFERENCES episodes, step INTEGER NOT NULL, seconds REAL NOT NULL,
+    PRIMARY KEY (episode, step)
+)"""
 SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
-CREATE TABLE episodes (episode INTEGER PRIMARY KEY, seed TEXT, started_at TEXT NOT NULL);
+CREATE TABLE episodes (episode INTEGER PRIMARY KEY, seed TEXT, started_at TEXT NOT NULL, reference TEXT);
+{_PROPOSER};
 CREATE TABLE proposals (
     episode INTEGER NOT NULL REFERENCES episodes, step INTEGER NOT NULL, slot INTEGER NOT NULL,
     actions TEXT NOT NULL, program TEXT NOT NULL, identity TEXT,
@@ -47,6 +53,8 @@ CREATE TABLE finals (
     id INTEGER PRIMARY KEY, programs TEXT NOT NULL, seed INTEGER NOT NULL, test REAL NOT NULL,
     validation REAL, again INTEGER NOT NULL, policy TEXT, result TEXT, ended_at TEXT NOT NULL
 )"""
+UPGRADES = {1: f"ALTER TABLE episodes ADD COLUMN reference TEXT; {_PROPOSER}"}
+"""Version 1 knew neither the proposer's seconds nor reference runs."""
 
 
 class ReplayMismatch(LedgerError):
@@ -78,7 +86,7 @@ class Ledger(RunDirectory):
         *,
         readonly: bool = False,
     ) -> None:
-        super().__init__(run_dir, config, readonly, SCHEMA_VERSION, SCHEMA)
+        super().__init__(run_dir, config, readonly, SCHEMA_VERSION, SCHEMA, UPGRADES)
 
     def __enter__(self) -> Ledger:
         return self
@@ -112,12 +120,33 @@ class Ledger(RunDirectory):
         return known[0]
 
     def episodes(self) -> list[dict[str, Any]]:
-        """Every episode: ``episode``, ``seed``, ``started_at``."""
+        """Every episode: ``episode``, ``seed``, ``started_at`` and ``reference``, a trial's identity or ``None``."""
         rows = self._db.rows("SELECT * FROM episodes ORDER BY episode")
-        return [{**row, "seed": None if row["seed"] is None else int(row["seed"])} for row in rows]
+        return [{"reference": None, **row, "seed": None if row["seed"] is None else int(row["seed"])} for row in rows]
+
+    def set_reference(self, episode: int, identity: str) -> None:
+        """Record which trial is the episode's reference run, from whose FLOPs the caps of the others come."""
+        with self._db.transaction():
+            self._db.update("episodes", {"episode": episode}, {"reference": identity})
+
+    def proposer_seconds(self) -> dict[tuple[int, int], float]:
+        """(episode, outer step) -> wall-clock seconds from the scores before it (or the reset) to its programs.
+
+        Only what was lived through is counted: no replay, and nothing before a kill that left no record.
+        """
+        if self._db.version < 2:
+            return {}
+        rows = self._db.rows("SELECT * FROM proposer ORDER BY episode, step")
+        return {(row["episode"], row["step"]): row["seconds"] for row in rows}
 
     def propose(
-        self, episode: int, step: int, actions: np.ndarray, programs: Sequence[str], first_slot: int = 0
+        self,
+        episode: int,
+        step: int,
+        actions: np.ndarray,
+        programs: Sequence[str],
+        first_slot: int = 0,
+        seconds: float = 0.0,
     ) -> list[dict[str, Any]]:
         """Record what was proposed, before any of it runs; all rows or none.
 
@@ -127,6 +156,7 @@ class Ledger(RunDirectory):
             actions: Token ids, integer (n, L).
             programs: Their n texts.
             first_slot: Place in the group of the first one, where a group comes in parts.
+            seconds: What the proposer took for them; counted only when they are new.
 
         Returns:
             The n rows as they are recorded now, like those of :meth:`proposals`; on a replay with scores.
@@ -143,6 +173,10 @@ class Ledger(RunDirectory):
         slots = range(int(first_slot), int(first_slot) + len(ids))
         with self._db.transaction():
             known = {row["slot"]: row for row in self._group(episode, step)}
+            if not any(slot in known for slot in slots):
+                before = self.proposer_seconds().get((episode, step), 0.0)
+                told = {"episode": episode, "step": step, "seconds": before + seconds}
+                self._db.insert("proposer", told, "REPLACE")
             for slot, row, program in zip(slots, ids.tolist(), programs, strict=True):
                 place = {"episode": episode, "step": step, "slot": slot}
                 if slot not in known:

@@ -42,6 +42,7 @@ class RunDirectory:
         readonly: bool,
         version: int,
         schema: str,
+        upgrades: Mapping[int, str],
     ) -> None:
         self.run_dir = Path(run_dir).absolute()
         self.path = self.run_dir / "ledger.sqlite"
@@ -57,7 +58,7 @@ class RunDirectory:
         try:
             if not readonly:
                 self._refuse_lost_ledger()
-            self._db = Database(self.path, "ledger", version, schema, readonly)
+            self._db = Database(self.path, "ledger", version, schema, readonly, upgrades)
             try:
                 verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
                 if verdict != "ok":

@@ -44,6 +44,7 @@ class SyntheticEnvs(VectorEnv):
         self.num_envs, self.outer_steps, self.run_dir, self.score = num_envs, outer_steps, Path(run_dir), score
         self.programs = ProgramSpace(Grammar(k=4, max_length=max_length))
         self.mask_kind = "grammar"
+        self.proposer = "small"
         self.primitives = PRIMITIVES
         self.states = states_of(PRIMITIVES)
         self.instruction = "Write a reward program over g1, g2, g3, g4 with + - * / ** such as g1+0.5*g2."
