@@ -2,6 +2,10 @@
 
 A cap ends training; the policy is then evaluated as it is, as in the paper's appendix H. The hard wall-clock
 limit that kills a hung process is the pool's business, not this file's.
+
+FLOPs are an estimate: passes over the tokens x 2 operations per parameter (Kaplan et al. 2020, section 2.1). Left
+out: attention's part that grows with the square of the length, embeddings (and with them the output layer, where
+it shares their weights), padding, the optimiser and the moving of weights.
 """
 
 from __future__ import annotations
@@ -9,13 +13,13 @@ from __future__ import annotations
 import time
 
 from transformers import PreTrainedModel, TrainerCallback
+from trl.trainer.grpo_config import GRPOConfig
 
 from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.ranks import gathered
 
-GENERATE_FLOPS = 2.0
-"""Floating point operations per parameter and generated token: one forward pass."""
-TRAIN_FLOPS = 6.0
-"""Per parameter and trained token: forward and backward pass, as in ``transformers``' own estimate."""
+FORWARD_FLOPS = 2.0
+"""Floating point operations per parameter and token of one forward pass: a multiplication and an addition."""
 
 
 def flops_per_token(model: PreTrainedModel) -> float:
@@ -23,18 +27,35 @@ def flops_per_token(model: PreTrainedModel) -> float:
     return float(model.num_parameters(exclude_embeddings=True))
 
 
+def training_passes(arguments: GRPOConfig, lora: bool) -> float:
+    """What one prompt or completion token of training costs, in forward passes.
+
+    One to generate it. Then, for each time that it is trained on, a forward pass and a backward pass of twice its
+    cost; with adapters once its cost, since the other weights get no gradient; and another forward pass with
+    gradient checkpointing. Once more for the reference model where there is a KL penalty, and once for the old
+    log-probabilities where ``trl`` asks for them: several updates per generation, or a correction for vLLM.
+    """
+    generate_every = arguments.steps_per_generation * arguments.num_iterations  # type: ignore[operator]
+    corrected = arguments.use_vllm and arguments.vllm_importance_sampling_correction
+    old = arguments.gradient_accumulation_steps % generate_every != 0 or corrected
+    update = 1 + (1 if lora else 2) + bool(arguments.gradient_checkpointing)
+    return 1 + arguments.num_iterations * update + (arguments.beta != 0) + old
+
+
 class Budget(TrainerCallback):
     """Stops training when a cap of the configuration is reached.
 
     Attributes:
         reason: Which cap was hit; empty while none was.
-        tokens: Prompt and completion tokens seen so far (``TrainerState.num_input_tokens_seen``).
+        tokens: Prompt and completion tokens seen so far, by all ranks (``TrainerState.num_input_tokens_seen``).
+        steps: Optimiser steps done.
         flops: Estimated operations of generating and training on them.
     """
 
-    def __init__(self, config: InnerConfig, parameters: float) -> None:
+    def __init__(self, config: InnerConfig, parameters: float, passes: float) -> None:
         self.config = config
         self.parameters = parameters
+        self.passes = passes
         self.reason = ""
         self.tokens = 0
         self.steps = 0
@@ -43,7 +64,7 @@ class Budget(TrainerCallback):
     @property
     def flops(self) -> float:
         """Estimated operations so far."""
-        return (GENERATE_FLOPS + TRAIN_FLOPS) * self.parameters * self.tokens
+        return self.passes * FORWARD_FLOPS * self.parameters * self.tokens
 
     def on_train_begin(self, args, state, control, **kwargs):
         """Start the clock."""
@@ -54,6 +75,8 @@ class Budget(TrainerCallback):
         self.tokens = int(state.num_input_tokens_seen)
         self.steps = state.global_step
         seconds = time.monotonic() - self.started
+        if self.config.max_seconds is not None:  # clocks differ, and the ranks have to stop at the same step
+            seconds = gathered(seconds)[0]
         for cap, spent, unit in (
             (self.config.max_seconds, seconds, "seconds"),
             (self.config.max_tokens, self.tokens, "tokens"),

@@ -25,13 +25,14 @@ class InnerConfig:
     epochs: float | None = None
     """Passes over the training split, instead of ``steps``."""
     batch_size: int = 64
-    """Completions per optimiser step: prompts x ``num_generations``."""
+    """Completions per optimiser step, on all GPUs together: prompts x ``num_generations``."""
     num_generations: int = 8
     """Rollouts per prompt, the GRPO group (the paper uses 8)."""
     micro_batch_size: int | None = None
-    """Completions per forward pass; ``None``: the whole batch at once."""
+    """Completions per forward pass on one GPU; ``None``: the whole batch (a GPU's part of it) at once."""
     updates_per_generation: int = 1
-    """Optimiser steps on the rollouts of one generation phase, each on a batch of its own."""
+    """Optimiser steps on the rollouts of one generation phase, each on a batch of its own. The later ones are off
+    policy: TRL then corrects with the log-probabilities that the phase began with."""
     prompt_style: Literal["auto", "chat", "plain"] = "auto"
     """"chat": prompts go through the chat template. "plain": text as it is. "auto": chat for a model that was
     taught to end its turns as its template does, plain for a base model."""
@@ -84,6 +85,7 @@ class InnerConfig:
     lora_rank: int | None = None
     """Train adapters of this rank instead of all weights; the trained policy is kept merged."""
     lora_alpha: float = 32.0
+    """Adapters count ``lora_alpha / lora_rank`` times."""
     lora_targets: str = "all-linear"
     """Modules that get adapters, as in ``peft.LoraConfig``: "all-linear", or names separated by commas."""
     gpus: int = 1
@@ -98,11 +100,15 @@ class InnerConfig:
     """Further arguments of ``trl.GRPOConfig``, by their own names."""
 
     def __post_init__(self) -> None:
-        whole = ("steps", "batch_size", "micro_batch_size", "max_completion_length", "eval_batch_size", "eval_examples")
-        caps = ("epochs", "max_seconds", "max_tokens", "max_flops", "timeout")
-        free = ("learning_rate", "adam_epsilon", "max_grad_norm", "beta", "eval_temperature")
-        least: dict[str, float] = {**dict.fromkeys(whole, 1), **dict.fromkeys(free, 0)}
-        check_fields(self, "inner.", at_least=least, above=dict.fromkeys((*caps, "temperature"), 0))
+        ones = "steps batch_size micro_batch_size updates_per_generation max_prompt_length max_completion_length"
+        ones += " eval_max_completion_length eval_batch_size eval_samples eval_examples lora_rank gpus"
+        positive = "epochs max_seconds max_tokens max_flops max_flops_ratio timeout temperature lora_alpha vllm_memory"
+        free = "learning_rate adam_epsilon max_grad_norm beta eval_temperature"
+        least: dict[str, float] = {
+            **dict.fromkeys([*ones.split(), "vllm_tensor_parallel"], 1),
+            **dict.fromkeys(free.split(), 0),
+        }
+        check_fields(self, "inner.", at_least=least, above=dict.fromkeys(positive.split(), 0))
         if self.num_generations < 2:
             raise ValueError("inner.num_generations must be at least 2: GRPO compares rollouts of one prompt")
         if self.batch_size % self.num_generations:
@@ -112,6 +118,29 @@ class InnerConfig:
             )
         if self.micro_batch_size is not None and self.batch_size % self.micro_batch_size:
             raise ValueError(f"inner.micro_batch_size must divide batch_size, not {self.micro_batch_size!r}")
+        if self.batch_size % ((self.micro_batch_size or 1) * self.gpus):
+            per_pass = f"{self.micro_batch_size} completions on each of " if self.micro_batch_size else ""
+            raise ValueError(
+                f"inner.batch_size ({self.batch_size}) must be a multiple of what one pass takes: {per_pass}"
+                f"{self.gpus} GPUs"
+            )
+        if self.eval_samples > 1 and self.eval_temperature == 0:
+            raise ValueError(
+                f"inner.eval_samples is {self.eval_samples}, but greedy evaluation (eval_temperature=0) would "
+                "draw the same completion each time"
+            )
+        if self.lora_rank is not None and not all(name.strip() for name in self.lora_targets.split(",")):
+            raise ValueError(
+                f"inner.lora_targets must be 'all-linear' or names separated by commas, not {self.lora_targets!r}"
+            )
+        if self.mixed_precision == "fp16" and self.dtype == "float16" and self.lora_rank is None:
+            raise ValueError("inner.mixed_precision='fp16' needs weights in float32: its loss scaling refuses float16")
+        if self.vllm_memory > 1:
+            raise ValueError(f"inner.vllm_memory is a share of the GPU's memory, at most 1, not {self.vllm_memory:g}")
+        if self.gpus % self.vllm_tensor_parallel:
+            raise ValueError(
+                f"inner.vllm_tensor_parallel ({self.vllm_tensor_parallel}) must divide inner.gpus ({self.gpus})"
+            )
 
     def override(self, **changes: Any) -> InnerConfig:
         """A copy with some fields changed.

@@ -15,18 +15,23 @@ class InnerResult:
     Attributes:
         status: ``"scored"``: trained and evaluated. ``"invalid"``: the program failed on a real rollout,
             score 0. ``"failed"``: our fault (killed, out of memory, timed out); never a score.
-        score: Share of evaluated examples solved, in [0, 1]; 0.0 when invalid, ``None`` when failed or
-            not evaluated.
+        score: Share of evaluated completions that are right (pass@1), in [0, 1]: over all examples, or the mean of
+            the task's headline benchmarks. 0.0 when invalid, ``None`` when failed or not evaluated.
         reason: Why a run is invalid or failed, or which cap ended its training; else empty.
         curve: One row per optimiser step: mean reward and mean of every primitive over the batch's rollouts.
         primitive_means: Mean of every primitive over the evaluated completions.
         n_evaluated: Examples evaluated.
+        n_too_long: Those of them whose prompt was too long: not generated for, and counted as unsolved.
+        standard_error: Of the score, clustered by example; ``None`` where there is no telling.
+        scores: Accuracy by benchmark; empty where the examples name none.
+        prompt_style: ``"chat"`` or ``"plain"``.
         steps: Optimiser steps done.
         tokens: Prompt and completion tokens seen in training.
         flops: Estimated floating point operations, training and evaluation together.
+        eval_flops: The evaluation's part of them.
         train_seconds: Wall-clock seconds of training.
         eval_seconds: Wall-clock seconds of evaluation.
-        peak_memory: Peak resident memory of the process in bytes.
+        peak_memory: Peak resident memory in bytes, of all the run's processes.
         policy: Folder of the trained policy where it was kept, else empty.
         backend: ``"transformers"`` or ``"vllm"``.
         sampling_logp_difference: Mean absolute difference of log-probabilities between the generation engine
@@ -39,9 +44,14 @@ class InnerResult:
     curve: list[dict[str, float]] = dataclasses.field(default_factory=list)
     primitive_means: list[float] = dataclasses.field(default_factory=list)
     n_evaluated: int = 0
+    n_too_long: int = 0
+    standard_error: float | None = None
+    scores: dict[str, float] = dataclasses.field(default_factory=dict)
+    prompt_style: str = ""
     steps: int = 0
     tokens: int = 0
     flops: float = 0.0
+    eval_flops: float = 0.0
     train_seconds: float = 0.0
     eval_seconds: float = 0.0
     peak_memory: int = 0

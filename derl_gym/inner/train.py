@@ -6,25 +6,38 @@ nothing of ledgers, retries or outer steps: a JSON payload comes in, a JSON resu
 
 from __future__ import annotations
 
-import importlib.util
+import os
 import resource
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+# This file is loaded by a process that forks the runs, and CUDA does not survive a fork: whether there is a GPU has to
+# be found out without it (PyTorch's notes on environment variables).
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from derl_gym.hub import use_cache_without_network
-from derl_gym.inner.budget import GENERATE_FLOPS, Budget, flops_per_token
+from derl_gym.inner.budget import FORWARD_FLOPS, Budget, flops_per_token, training_passes
 from derl_gym.inner.config import InnerConfig
-from derl_gym.inner.evaluate import evaluate
-from derl_gym.inner.generate import transformers_generate, vllm_generate
+from derl_gym.inner.evaluate import check_data, evaluate, load_tokenizer
+from derl_gym.inner.generate import (
+    autocast_dtype,
+    completion_length,
+    resolve_backend,
+    transformers_generate,
+    vllm_context,
+    vllm_generate,
+)
+from derl_gym.inner.prompts import Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
+from derl_gym.inner.ranks import gathered, keep_gpus, run_ranks, world
 from derl_gym.inner.result import InnerResult
 from derl_gym.programs import RewardProgram, UndefinedReward
 from derl_gym.tasks.base import Example, Task, load_task
@@ -34,10 +47,10 @@ LARGEST_REWARD = 1e15
 
 
 class ProgramReward:
-    """A reward program as TRL's reward function: the whole batch at once.
+    """A reward program as TRL's reward function: the whole batch at once, each rank its part.
 
     Attributes:
-        rows: Per call, the mean reward and the mean of every primitive over the batch.
+        rows: Per call, the mean reward and the mean of every primitive over the batch of all ranks.
     """
 
     __name__ = "reward_program"
@@ -55,13 +68,26 @@ class ProgramReward:
         texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
         examples = [self.examples[i] for i in example_index]
         values = np.asarray(self.task.primitive_values(texts, examples), dtype=np.float64)
+        error, rewards = None, np.empty(0)
+        try:
+            rewards = self._rewards(values)
+        except UndefinedReward as undefined:
+            error = undefined
+        # Every rank learns of another's error: it would wait for that rank in vain.
+        for first in gathered(error):
+            if first is not None:
+                raise first
+        means = np.mean(gathered([float(rewards.mean()), *values.mean(axis=0).tolist()]), axis=0)
+        names = ["reward", *(p.name for p in self.task.primitives)]
+        self.rows.append(dict(zip(names, means.tolist(), strict=True)))
+        return [float(reward) for reward in rewards]
+
+    def _rewards(self, values: np.ndarray) -> np.ndarray:
         rewards = self.program(values)
         row = int(np.abs(rewards).argmax())
         if abs(rewards[row]) > LARGEST_REWARD:
             raise UndefinedReward(f"a reward of {rewards[row]:.3g} is beyond {LARGEST_REWARD:g}", row)
-        means = zip((p.name for p in self.task.primitives), values.mean(axis=0), strict=True)
-        self.rows.append({"reward": float(rewards.mean()), **{name: float(mean) for name, mean in means}})
-        return rewards.tolist()
+        return rewards
 
 
 def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -70,40 +96,52 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     Args:
         payload: ``task`` (``"module:Class"``), ``task_options``, ``flip``, ``program``, ``primitives`` (allowed
             names or ``None``), ``policy`` (hub name or folder), ``config`` (InnerConfig fields), ``seed``,
-            ``train_split``, ``eval_split`` (``None``: train only) and ``save_policy``.
+            ``train_split``, ``eval_split`` (``None``: train only), ``save_policy``, and ``data``: what the splits'
+            hashes have to be (split -> sha256 of ``Task.record``; unnamed ones are not checked).
         folder: Where the trained policy is kept, as ``folder/policy``, when ``save_policy`` is set.
 
     Returns:
         :class:`InnerResult` as a dictionary; its status is ``"scored"`` or ``"invalid"``. Whatever else goes
         wrong is raised: that is a failed run, and the pool's business.
     """
-    task = load_task(payload["task"], payload.get("task_options"), payload.get("flip", ()))
     config = InnerConfig(**payload["config"])
+    if config.gpus > 1:
+        return run_ranks(_run, payload, folder, config.gpus)
+    return _run(payload, folder)
+
+
+def _run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """One process of the run: all of it, or one rank."""
+    config = InnerConfig(**payload["config"])
+    keep_gpus(config.gpus)
+    task = load_task(payload["task"], payload.get("task_options"), payload.get("flip", ()))
     program = RewardProgram.parse(payload["program"], k=len(task.primitives), primitives=payload.get("primitives"))
-    examples = task.load(payload["train_split"])
+    check_data(task, payload.get("data", {}), [payload["train_split"], payload["eval_split"]])
     seed = int(payload["seed"])
     backend = resolve_backend(config.backend)
 
     set_seed(seed)
     use_cache_without_network(payload["policy"])
-    tokenizer = AutoTokenizer.from_pretrained(payload["policy"], padding_side="left")
-    if tokenizer.pad_token is None:
-        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer = load_tokenizer(payload["policy"])
     model = AutoModelForCausalLM.from_pretrained(payload["policy"], dtype=getattr(torch, config.dtype))
+    style = resolve_style(config.prompt_style, tokenizer, stop_ids(model.generation_config, tokenizer))
+    examples = task.load(payload["train_split"])
+    arguments = trainer_arguments(config, seed, backend, folder, vllm_context(config, model.config))
     reward = ProgramReward(program, task, examples)
-    budget = Budget(config, flops_per_token(model))
+    parameters = flops_per_token(model)
+    budget = Budget(config, parameters, training_passes(arguments, config.lora_rank is not None))
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
-        args=trainer_arguments(config, seed, backend, folder),
-        train_dataset=Dataset.from_dict(
-            {"prompt": [e["prompt"] for e in examples], "example_index": list(range(len(examples)))}
-        ),
+        args=arguments,
+        train_dataset=training_prompts(examples, style, tokenizer, model, config),
         processing_class=tokenizer,
         callbacks=[budget],
+        peft_config=adapters(config),
     )
-    # The vLLM engine seeds the process with its rank, whatever args.seed says (trl#7040).
-    set_seed(seed)
+    # The vLLM engine seeds the process with its rank, whatever args.seed says (trl#7040). Ranks must not draw the same
+    # rollouts, but those that share an engine have to.
+    set_seed(seed + world()[0] // config.vllm_tensor_parallel)
 
     started = time.monotonic()
     invalid = ""
@@ -118,6 +156,7 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
         "flops": budget.flops,
         "train_seconds": time.monotonic() - started,
         "backend": backend,
+        "prompt_style": style,
         "sampling_logp_difference": sampling_logp_difference(trainer),
     }
     if invalid:
@@ -126,41 +165,93 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     if backend == "vllm":
         generate = vllm_generate(trainer, tokenizer, config)
     else:
-        generate = transformers_generate(model, tokenizer, config)
+        generate = transformers_generate(merged(trainer), tokenizer, config)
     scores: dict[str, Any] = {"score": None}
     if payload["eval_split"] is not None:
-        scores = evaluate(task, payload["eval_split"], generate, config, seed)
-        spent["flops"] += GENERATE_FLOPS * budget.parameters * scores.pop("tokens")
+        limit = longest_prompt(config, model.config, completion_length(config))
+        scores = evaluate(
+            task, payload["eval_split"], generate, config, seed, tokenizer=tokenizer, style=style, limit=limit
+        )
+        spent["eval_flops"] = FORWARD_FLOPS * parameters * scores.pop("tokens")
+        spent["flops"] += spent["eval_flops"]
     policy = ""
     if payload.get("save_policy"):
         policy = str(folder / "policy")
-        model.save_pretrained(policy)
-        tokenizer.save_pretrained(policy)
+        if world()[0] == 0:
+            merged(trainer).save_pretrained(policy)
+            tokenizer.save_pretrained(policy)
     return InnerResult(
         "scored", reason=budget.reason, policy=policy, peak_memory=peak_memory(), **scores, **spent
     ).to_dict()
 
 
-def resolve_backend(backend: str) -> str:
-    """``"auto"`` is vLLM where it is installed and there is a GPU for it, else transformers."""
-    if backend == "auto":
-        return "vllm" if torch.cuda.is_available() and importlib.util.find_spec("vllm") else "transformers"
-    if backend == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise RuntimeError("inner.backend is 'vllm' but vLLM is not installed: pip install 'derl-gym[vllm]'")
-    return backend
+def training_prompts(
+    examples: list[Example],
+    style: Style,
+    tokenizer: PreTrainedTokenizerBase,
+    model: PreTrainedModel,
+    config: InnerConfig,
+) -> Dataset:
+    """The prompts that are short enough, each with the index of its example.
+
+    Raises:
+        ValueError: none is, or there are fewer than one generation phase takes (``trl`` would train no step).
+    """
+    limit = longest_prompt(config, model.config, config.max_completion_length)
+    prompts = [prompt_of(example, style) for example in examples]
+    lengths = [len(ids) for ids in token_ids(prompts, tokenizer)]
+    kept = [i for i, length in enumerate(lengths) if limit is None or length <= limit]
+    if not kept:
+        raise ValueError(
+            f"all {len(examples)} training prompts are longer than {limit} tokens; the shortest has {min(lengths)}"
+        )
+    needed = config.batch_size * config.updates_per_generation // config.num_generations
+    if len(kept) < needed:
+        raise ValueError(
+            f"one generation phase takes {needed} prompts (batch_size x updates_per_generation / num_generations), "
+            f"but {len(kept)} of {len(examples)} training prompts are left"
+            + ("" if limit is None else f" at a length of at most {limit} tokens")
+        )
+    return Dataset.from_dict({"prompt": [prompts[i] for i in kept], "example_index": kept})
 
 
-def trainer_arguments(config: InnerConfig, seed: int, backend: str, folder: Path) -> GRPOConfig:
-    """Our settings in TRL's words. ``config.trl`` has the last word."""
-    gpu = torch.cuda.is_available()
-    micro = config.micro_batch_size or config.batch_size
+def adapters(config: InnerConfig) -> Any:
+    """The adapters to train, as a ``peft.LoraConfig``; ``None``: all weights."""
+    if config.lora_rank is None:
+        return None
+    from peft import LoraConfig
+
+    names = [name.strip() for name in config.lora_targets.split(",")]
+    return LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,  # type: ignore[arg-type]
+        target_modules="all-linear" if names == ["all-linear"] else names,
+        task_type="CAUSAL_LM",
+    )
+
+
+def merged(trainer: GRPOTrainer) -> PreTrainedModel:
+    """The trained policy as a plain model, adapters merged into its weights for good."""
+    model: Any = trainer.model
+    if hasattr(model, "merge_and_unload"):
+        trainer.model = model.merge_and_unload()
+    return trainer.model  # type: ignore[return-value]
+
+
+def trainer_arguments(
+    config: InnerConfig, seed: int, backend: str, folder: Path, context: int | None = None
+) -> GRPOConfig:
+    """Our settings in TRL's words. ``config.trl`` has the last word; ``context`` is vLLM's, in tokens."""
+    micro = config.micro_batch_size or config.batch_size // config.gpus
+    accumulated = config.batch_size // (micro * config.gpus)
+    precision = autocast_dtype(config)
     arguments: dict[str, Any] = {
         "output_dir": str(folder / "trainer"),
         "seed": seed,
         "data_seed": seed,
-        "use_cpu": not gpu,
-        "bf16": gpu and config.dtype == "bfloat16",
-        "fp16": gpu and config.dtype == "float16",
+        "use_cpu": not torch.cuda.is_available(),
+        "bf16": precision is torch.bfloat16,
+        "fp16": precision is torch.float16,
         "report_to": "none",
         "save_strategy": "no",
         "logging_strategy": "no",
@@ -168,7 +259,8 @@ def trainer_arguments(config: InnerConfig, seed: int, backend: str, folder: Path
         "max_steps": -1 if config.epochs is not None else config.steps,
         "num_train_epochs": config.epochs if config.epochs is not None else 1,
         "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": config.batch_size // micro,
+        "gradient_accumulation_steps": accumulated,
+        "steps_per_generation": accumulated * config.updates_per_generation,
         "gradient_checkpointing": config.gradient_checkpointing,
         "num_generations": config.num_generations,
         "max_completion_length": config.max_completion_length,
@@ -182,6 +274,12 @@ def trainer_arguments(config: InnerConfig, seed: int, backend: str, folder: Path
         "loss_type": config.loss_type,
         "scale_rewards": config.scale_rewards,
         "use_vllm": backend == "vllm",
+        "vllm_mode": "colocate",
+        "vllm_gpu_memory_utilization": config.vllm_memory,
+        "vllm_tensor_parallel_size": config.vllm_tensor_parallel,
+        "vllm_enable_sleep_mode": config.vllm_sleep,
+        "vllm_max_model_length": context,
+        "ddp_find_unused_parameters": False,
     }
     return GRPOConfig(**(arguments | config.trl))
 
@@ -194,6 +292,6 @@ def sampling_logp_difference(trainer: GRPOTrainer) -> float | None:
 
 
 def peak_memory() -> int:
-    """Peak resident bytes of this process."""
+    """Peak resident bytes, of all ranks together."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return sum(gathered(peak if sys.platform == "darwin" else peak * 1024))

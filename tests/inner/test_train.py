@@ -99,7 +99,7 @@ def test_a_short_list_of_rewards_would_be_refused() -> None:
 
 
 def test_missing_vllm_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(train.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert train.resolve_backend("auto") == "transformers"
     with pytest.raises(RuntimeError, match=r"derl-gym\[vllm\]"):
         train.resolve_backend("vllm")
