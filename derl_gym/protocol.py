@@ -306,7 +306,7 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
         for identity, policy in kept.items()
     ]
     scores: dict[str, float] = {}
-    devices = leases(workers, loop.inner.gpus)
+    devices = leases(workers)
     with LocalPool(workers=workers, devices=devices) as pool, contextlib.closing(pool.run(jobs)) as ended:
         for outcome in ended:
             if outcome.result is None:

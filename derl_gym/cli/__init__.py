@@ -18,6 +18,7 @@ from gymnasium.error import Error as GymnasiumError
 
 from derl_gym import __version__
 from derl_gym.cli.agents import Agents
+from derl_gym.cli.analyse import Analyse
 from derl_gym.cli.command import Command, Failed
 from derl_gym.cli.compare import Compare
 from derl_gym.cli.doctor import Doctor
@@ -37,6 +38,7 @@ _Commands = (
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
     | Annotated[Train, tyro.conf.subcommand("train")]
+    | Annotated[Analyse, tyro.conf.subcommand("analyse")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]

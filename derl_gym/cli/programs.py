@@ -20,18 +20,45 @@ from derl_gym.tasks import Primitive, Task, load_task
 
 @dataclasses.dataclass
 class Envs(Command):
-    """List the environments with their tasks and primitives."""
+    """List the environments with their tasks, primitives and presets, or check one.
+
+    A check reads the training and validation examples; it exits with 1 when it finds a fault.
+    """
+
+    check: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """Check the task of this environment: its splits, its primitives, and both on its gold solutions."""
+    data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Local data for --check."""
 
     def run(self) -> int:
-        """Print the list."""
+        """Print the list, or what the check finds."""
         console = Console()
+        if self.check is not None:
+            return self._check(self.check)
+        if self.data_dir is not None:
+            raise ValueError("--data-dir goes with --check ENV")
         for environment in derl_gym.ENVIRONMENTS:
             task = task_of(environment)
             console.print(f"[bold]{environment}[/]: {escape(task.description)}", highlight=False)
             table = Table(box=box.SIMPLE_HEAD, show_header=False)
             for primitive in task.primitives:
                 table.add_row(primitive.name, escape(primitive.description))
+            for name, preset in task.presets.items():
+                table.add_row(f"preset {name}", escape(preset.description))
             console.print(table)
+        return 0
+
+    def _check(self, environment: str) -> int:
+        from derl_gym.testing import check_task
+
+        report = check_task(task_of(environment, self.data_dir))
+        for line in report.lines:
+            print(line)
+        for problem in report.problems:
+            print(f"problem: {problem}")
+        if report.problems:
+            raise Failed(f"{environment}: {len(report.problems)} problem" + "s" * (len(report.problems) > 1))
+        print(f"{environment}: no problem found")
         return 0
 
 
@@ -80,10 +107,13 @@ class Audit(Command):
         return 0
 
 
-def task_of(environment: str) -> Task:
+def task_of(environment: str, data_dir: str | None = None) -> Task:
     """The task of a registered id; see :func:`derl_gym.cli.command.find_spec`."""
     settings = find_spec(environment).kwargs
-    return load_task(settings["task"], settings.get("task_options"), settings.get("flip", ()))
+    options = dict(settings.get("task_options") or {})
+    if data_dir is not None:
+        options["data_dir"] = data_dir
+    return load_task(settings["task"], options, settings.get("flip", ()))
 
 
 def _print(facts: dict[str, Any], bounds: tuple[float, float], n_states: int) -> None:

@@ -51,6 +51,10 @@ class SearchProgress:
         """A program has its score."""
         self.bar.advance(self.task)
 
+    def news(self, text: str) -> None:
+        """Something else than a program is trained."""
+        self.console.print(escape(text), soft_wrap=True)
+
     def step(self, step: int, programs: list[str], scores: np.ndarray, info: Mapping[str, Any]) -> None:
         """An outer step is done."""
         best = int(np.argmax(scores))

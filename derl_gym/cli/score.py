@@ -51,7 +51,7 @@ class Score(Command):
             actions = np.stack([world.programs.encode(text) for text in texts])
             envs.reset(seed=self.seed)
             with SearchProgress(f"{len(texts)} inner runs on {self.env}", 1, len(texts)) as progress:
-                world.loop.on_scored = progress.scored
+                world.loop.on_scored, world.loop.on_news = progress.scored, progress.news
                 _, scores, *_, info = envs.step(actions)
         except (InvalidProgram, InfrastructureFailure) as error:
             raise Failed(str(error)) from error

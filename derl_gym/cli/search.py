@@ -109,7 +109,7 @@ class Plan:
             agent = AGENTS[self.agent](envs, seed=self.seed, **self.agent_options)
             self.write(folder)
             with SearchProgress(title, world.outer_steps, world.group_size) as progress:
-                world.loop.on_scored = progress.scored
+                world.loop.on_scored, world.loop.on_news = progress.scored, progress.news
                 search(envs, agent, seed=self.seed, on_step=progress.step)
         except InfrastructureFailure as error:
             raise Failed(str(error)) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,8 +14,17 @@ from rich.console import Console
 from derl_gym.cli.command import Command, Failed, Folder, Settings, check_packages, make_envs, new_folder, pairs
 from derl_gym.cli.programs import task_of
 from derl_gym.cli.search import Plan, finished
-from derl_gym.envs.outer_loop import InfrastructureFailure
-from derl_gym.protocol import TestAlreadyOpened, named_program, select, train_final
+from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop
+from derl_gym.protocol import (
+    Final,
+    TestAlreadyOpened,
+    final_config,
+    length_of,
+    named_program,
+    select,
+    settings_of,
+    train_final,
+)
 from derl_gym.report.estimates import estimate
 from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.ledger import Ledger
@@ -60,24 +69,22 @@ class Train(Command):
             programs = self._programs(ledger)
             if self.search is not None and not finished(self.search):
                 console.print("the search is not finished: its complete outer steps alone are selected from")
+            inner = pairs(self.settings.inner, "--inner")
             what = f"final training with {' -> '.join(programs)}, seed {', '.join(map(str, seeds))}"
-            console.print(what, markup=False)
+            console.print(f"{what}: {_length(ledger, inner)}", markup=False, soft_wrap=True)
             try:
                 with console.status("training"):
                     finals = train_final(
                         ledger,
                         programs,
                         seeds,
-                        inner=pairs(self.settings.inner, "--inner"),
+                        inner=inner,
                         workers=self.settings.workers,
                         again=self.again,
                     )
             except (InfrastructureFailure, TestAlreadyOpened) as error:
                 raise Failed(str(error)) from error
-            for final in finals:
-                examples = f"the {final.result['n_evaluated']} test examples"
-                print(f"seed {final.seed}: {100 * final.test:.1f} % of {examples}, policy {final.policy}")
-            print(f"test score: {estimate([final.test for final in finals])} %")
+            _print(finals)
             print(f"results: {ledger.run_dir}")
         return 0
 
@@ -112,6 +119,31 @@ class Train(Command):
             return select(ledger, self.rule or paper_rule(ledger.run_dir))
         names = [primitive.name for primitive in task_of(self.env).primitives]
         return [named_program(program, names) for program in self.program]
+
+
+def _length(ledger: Ledger, inner: dict[str, Any]) -> str:
+    """How long every stage is: ``"15 epochs"``, ``"2 epochs with each program"``."""
+    loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
+    full = ledger.config["variant"] == "full"
+    length, unit = length_of(final_config(loop, full, inner))
+    return f"{length:g} {unit}" + (" with each program" if full else "")
+
+
+def _print(finals: Sequence[Final]) -> None:
+    """The test scores: seed by seed, then their mean with its interval; by benchmark where there are several."""
+    for final in finals:
+        notes = [] if final.standard_error is None else [f"standard error {100 * final.standard_error:.1f} %"]
+        if len(final.scores) > 1:
+            notes += [f"{name} {100 * score:.1f} %" for name, score in final.scores.items()]
+        print(
+            f"seed {final.seed}: {100 * final.test:.1f} % of the {final.result['n_evaluated']} test examples"
+            + (f" ({', '.join(notes)})" if notes else "")
+            + f", policy {final.policy}"
+        )
+    print(f"test score: {estimate([final.test for final in finals])} %")
+    names = list(finals[0].scores)
+    for name in names if len(names) > 1 else ():
+        print(f"  {name}: {estimate([final.scores[name] for final in finals])} %")
 
 
 def paper_rule(run_dir: Path) -> Literal["last", "best"]:

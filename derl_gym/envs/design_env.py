@@ -116,6 +116,8 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
             raise ValueError(f"render_mode must be one of 'ansi', 'human' or None, not {render_mode!r}")
         self.render_mode = render_mode
         self.loop = OuterLoop(make_settings(settings), lambda: self.spec.id if self.spec else "")
+        if render_mode == "human":
+            self.loop.on_news = print
         self.action_space = self.loop.programs
         self.observation_space = observation_space(self.loop)
         self._scored: list[Scored] = []

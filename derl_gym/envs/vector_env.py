@@ -42,7 +42,8 @@ class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndar
         self.action_space = batch_space(self.single_action_space, num_envs)
         self.single_observation_space = observation_space(self.loop)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
-        self.loop.on_scored = self._print if render_mode == "human" else None
+        if render_mode == "human":
+            self.loop.on_scored, self.loop.on_news = self._print, print
         self._group: list[Scored] = []
         self._started = False
 
