@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 import derl_gym  # noqa: F401  (registers the ids)
 from derl_gym.envs.settings import make_settings
 
-INNER_RUN = ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors")
+INNER_RUN = ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors", "peft", "math_verify")
 """Packages of the extra ``train``, by their import names."""
 
 

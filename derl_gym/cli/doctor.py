@@ -1,4 +1,7 @@
-"""``derl-gym doctor``: what is installed here, and which environments can run."""
+"""``derl-gym doctor``: what is installed here, and which environments and presets can run.
+
+It asks nvidia-smi and the hub, each with a limit of seconds, reads local data, and downloads nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,7 +23,11 @@ from rich.table import Table
 
 import derl_gym
 from derl_gym.cli.command import INNER_RUN, Command, check_packages
+from derl_gym.cli.command import find_spec as find_environment
 from derl_gym.cli.programs import task_of
+from derl_gym.envs.settings import make_settings, preset_of
+from derl_gym.hub import hub_answers, where
+from derl_gym.tasks import Task
 
 PACKAGES = {
     "core": ("gymnasium", "numpy", "rich", "tyro"),
@@ -29,11 +38,13 @@ PACKAGES = {
     "report": ("plotly", "jinja2"),
 }
 """Extra -> what it brings."""
+PATIENCE = 3.0
+"""Seconds that the hub may take to answer."""
 
 
 @dataclasses.dataclass
 class Doctor(Command):
-    """Say what is installed, what each environment needs, and what is missing.
+    """Say what is installed, what each environment and preset needs, and what is missing.
 
     Exits with 1 when no environment can run here.
     """
@@ -41,14 +52,17 @@ class Doctor(Command):
     def run(self) -> int:
         """Print the findings."""
         console = Console(highlight=False)
+        gpus, named = _gpus()
+        hub = _hub()
         system = Table(box=box.SIMPLE_HEAD, show_header=False)
         for name, finding in {
             "derl-gym": derl_gym.__version__,
             "Python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
             "CPU cores": str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()),
-            "GPU": _gpus(),
+            "GPU": named,
             "generation": "vLLM" if find_spec("vllm") else "transformers (vLLM is not installed)",
-            "DERL_GYM_DATA": _data(),
+            "Hugging Face hub": {True: "answers", False: "does not answer", None: "its client is not installed"}[hub],
+            "DERL_GYM_DATA": _data_folder(),
         }.items():
             system.add_row(name, escape(finding))
         console.print(system)
@@ -63,11 +77,77 @@ class Doctor(Command):
         console.print(packages)
         able = 0
         for environment in derl_gym.ENVIRONMENTS:
-            missing = _missing(environment)
-            able += not missing
-            verdict = f"[yellow]cannot run here:[/] {escape(missing)}" if missing else "[green]can run here[/]"
-            console.print(f"{environment}: {verdict}")
+            task = task_of(environment)
+            missing, fetched = _of_task(task, hub)
+            presets = list(task.presets) if not missing else []
+            for preset in presets or [None]:
+                lacks, fetches = _of_preset(environment, preset, task, gpus, hub) if not missing else (missing, [])
+                able += not lacks
+                verdict = "[green]can run here[/]"
+                if lacks:
+                    verdict = f"[yellow]cannot run here:[/] {escape('; '.join(lacks))}"
+                elif fetches := fetched + fetches:
+                    verdict += f", fetches {escape(', '.join(fetches))} from the hub"
+                name = environment if preset is None else f"{environment} --preset {preset}"
+                console.print(f"{name}: {verdict}", soft_wrap=True)
         return 0 if able else 1
+
+
+def _of_task(task: Task, hub: bool | None) -> tuple[list[str], list[str]]:
+    """What every preset of a task lacks here, and what it would fetch: packages and data."""
+    try:
+        check_packages()
+    except ImportError as error:
+        return [str(error)], []
+    try:
+        with _offline():
+            if not task.load("train") or not task.load("validation"):
+                return ["its data are empty"], []
+    except FileNotFoundError as error:
+        return ([], ["its data"]) if hub else ([str(error)], [])
+    except Exception as error:  # whatever keeps a task from its data is what the user came to hear
+        return [f"{type(error).__name__}: {error}"], []
+    return [], []
+
+
+def _of_preset(
+    environment: str, preset: str | None, task: Task, gpus: list[float], hub: bool | None
+) -> tuple[list[str], list[str]]:
+    """What one preset lacks here, and what it would fetch: GPUs, the inner policy and the proposer."""
+    lacks, fetches = [], []
+    given = find_environment(environment).kwargs
+    settings = make_settings(given if preset is None else given | {"preset": preset})
+    config = task.inner.override(**settings.inner)
+    planned = preset_of(settings.task, settings.preset)
+    memory = planned.gpu_memory if planned is not None else 0
+    if memory and sum(found >= memory for found in gpus) < config.gpus:
+        wanted = f"{config.gpus} GPUs of {memory} GB each" if config.gpus > 1 else f"a GPU of {memory} GB"
+        here = f"here are {', '.join(f'{size:.0f} GB' for size in gpus)}" if gpus else "here is none"
+        lacks.append(f"it is planned for {wanted}, {here}")
+    for role, model in (("inner policy", config.policy or task.base_policy), ("proposer", settings.proposer)):
+        if (role == "proposer" and model == "small") or where(model):
+            continue
+        if hub:
+            fetches.append(f"the {role} {model}")
+        else:
+            lacks.append(f"the {role} {model} is no folder, not in the hub's cache, and the hub does not answer")
+    return lacks, fetches
+
+
+@contextmanager
+def _offline() -> Iterator[None]:
+    """The hub's clients of this process look into their cache alone."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _hub() -> bool | None:
+    return hub_answers(PATIENCE) if find_spec("huggingface_hub") else None
 
 
 def _version(name: str) -> str | None:
@@ -80,34 +160,21 @@ def _version(name: str) -> str | None:
     return None
 
 
-def _missing(environment: str) -> str:
-    """What an environment lacks to run here, in words; empty when nothing."""
-    try:
-        check_packages()
-        task = task_of(environment)
-        if not task.load("train") or not task.load("validation"):
-            return "its data are empty"
-        _ = task.base_policy
-    except ImportError as error:
-        return str(error)
-    except Exception as error:  # whatever keeps a task from its data is what the user came to hear
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _gpus() -> str:
-    """What nvidia-smi lists; asked instead of torch, which would take seconds to import."""
+def _gpus() -> tuple[list[float], str]:
+    """GB of memory per GPU, and their names; nvidia-smi is asked, since torch would take seconds to import."""
     if shutil.which("nvidia-smi") is None:
-        return "none (no nvidia-smi)"
-    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
+        return [], "none (no nvidia-smi)"
+    command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-    except (OSError, subprocess.SubprocessError) as error:
-        return f"nvidia-smi fails: {error}"
-    return "; ".join(line.strip() for line in listed.splitlines() if line.strip()) or "none"
+        found = [line.rsplit(",", 1) for line in listed.splitlines() if line.strip()]
+        sizes = [float(mebibytes) * 2**20 / 1e9 for _, mebibytes in found]
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [], f"nvidia-smi fails: {error}"
+    return sizes, "; ".join(f"{name}, {size:.0f} GB" for (name, _), size in zip(found, sizes, strict=True)) or "none"
 
 
-def _data() -> str:
+def _data_folder() -> str:
     folder = os.environ.get("DERL_GYM_DATA")
     if not folder:
         return "not set (tasks with outside data take them from the hub, or from data_dir)"
