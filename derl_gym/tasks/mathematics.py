@@ -191,23 +191,22 @@ class Mathematics(Task):
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
         if split == "test":
-            return [
-                _example(benchmark, row)
-                for benchmark in self.tested_on
-                for row in load_rows(SOURCES[benchmark], "test", self.data_dir, self.check_data)
-            ]
+            return [_example(benchmark, row) for benchmark in self.tested_on for row in self._rows(benchmark, "test")]
         if split == "full":
             return self.load("train") + self.load("validation")
         if not self._loaded:
             parts: dict[str, list[Example]] = {"train": [], "validation": []}
             for benchmark in self.trained_on:
-                source = SOURCES[benchmark]
-                rows = load_rows(source, "train", self.data_dir, self.check_data)
-                halves = split_rows(rows, source.fields[0], self.split_seed)
+                halves = split_rows(self._rows(benchmark, "train"), SOURCES[benchmark].fields[0], self.split_seed)
                 for part, half in zip(parts.values(), halves, strict=True):
                     part += [_example(benchmark, row) for row in half]
             self._loaded = parts
         return list(self._loaded[split])
+
+    def _rows(self, benchmark: str, split: str) -> list[Row]:
+        r"""Without MATH's two training problems whose ``\boxed{}`` is empty: they have no ground truth."""
+        rows = load_rows(SOURCES[benchmark], split, self.data_dir, self.check_data)
+        return [row for row in rows if "\\boxed{}" not in row.get("solution", "")]
 
     def correct(self, completion: str, example: Example) -> bool:
         """The verdict is g1 as it is, flipped or not: exact match of the final answer."""
