@@ -28,6 +28,13 @@ from derl_gym.report.summary import (
 
 PALETTE = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
 STRUCTURE_COLOURS = {"stable": "#10b981", "unstable": "#f59e0b", "invalid": "#ef4444"}
+COST_COLOURS = {
+    "inner training": PALETTE[0],
+    "validation": PALETTE[2],
+    "reference runs": PALETTE[5],
+    "processes": "#94a3b8",
+    "proposer": PALETTE[1],
+}
 HOVER_PROGRAMS = 12
 LONGEST = 60
 
@@ -148,19 +155,17 @@ def learning_figure(best: Sequence[tuple[str, Row]]) -> go.Figure | None:
 
 def cost_figure(summaries: Sequence[AgentSummary]) -> go.Figure | None:
     """Where the seconds went, a bar per agent."""
-    if not any(summary.seconds for summary in summaries):
+    if not any(summary.total.seconds for summary in summaries):
         return None
     figure = _styled(go.Figure(), height=150 + 46 * len(summaries))
     labels = [escape(summary.label) for summary in summaries]
-    for name, colour, seconds in (
-        ("inner training", PALETTE[0], [s.train_seconds for s in summaries]),
-        ("validation", PALETTE[2], [s.eval_seconds for s in summaries]),
-        ("processes", "#94a3b8", [s.other_seconds for s in summaries]),
-        ("proposer", PALETTE[1], [s.proposer_seconds for s in summaries]),
-    ):
+    for name, colour in COST_COLOURS.items():
+        costs = [summary.parts.get(name) for summary in summaries]
+        if not any(costs):
+            continue
         figure.add_bar(
             y=labels,
-            x=seconds,
+            x=[0.0 if cost is None else cost.seconds for cost in costs],
             orientation="h",
             name=name,
             marker={"color": colour},

@@ -48,6 +48,8 @@ def render(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
             summaries=summaries,
             waiting=sum(summary.waiting for summary in summaries),
             has_test=any(summary.test for summary in summaries),
+            finals=[(run.label, final, _opening(run, i)) for run in runs for i, final in enumerate(run.finals)],
+            parts=list(dict.fromkeys(part for summary in summaries for part in summary.parts)),
             figures={
                 "scores": _markup(figures.scores_figure(runs)),
                 "test": _markup(figures.test_figure(runs)),
@@ -79,6 +81,13 @@ def _markup(figure: Any) -> Markup | None:
         return None
     config = {"responsive": True, "displayModeBar": False}  # the bar has a button that sends the figure away
     return Markup(figure.to_html(full_html=False, include_plotlyjs=False, config=config))
+
+
+def _opening(run: Run, place: int) -> int:
+    """How often the test split has been opened for these programs and this seed, this time included."""
+    final = run.finals[place]
+    looks = [(row["programs"], row["seed"]) for row in run.finals[: place + 1]]
+    return looks.count((final["programs"], final["seed"]))
 
 
 def _headings(runs: Sequence[Run]) -> list[str]:
@@ -128,7 +137,7 @@ def _best_programs(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 def _class(run: Run, row: Row) -> str:
     """What runs must share for their scores to be averaged: the class of programs, and how it was trained."""
-    training = [run.config.get(name) for name in ("environment", "task_version", "variant", "inner")]
+    training = [run.config.get(name) for name in ("environment", "task_version", "variant", "inner", "data")]
     return json.dumps([*training, row["key"] or row["program"]], sort_keys=True)
 
 

@@ -26,8 +26,11 @@ NO_DIFFERENCE = (
     "inner_config",
     "task_options",
     "task_name",
+    "data",
     "data_dir",
+    "final_inner",
     "keep_policies",
+    "preset",
 )
 """What no label tells of a configuration as it stands: told otherwise, or nothing that a score depends on."""
 SEARCH_FILE = "search.json"
@@ -52,6 +55,8 @@ class Run:
         trials: The ledger's trials by identity.
         finals: The ledger's final trainings.
         tests: Test scores by trial, where the finished search was analysed on the test split.
+        references: Identities of the trials that were reference runs.
+        proposer_seconds: What the proposer took, in all.
         primitives: g1..gk; empty where the task cannot be loaded here.
         states: The task's states, a tuple per state; ``None`` where the task names none.
         repeats: Run directories of the same search with the same seed, which are left out.
@@ -67,6 +72,8 @@ class Run:
     trials: dict[str, Row]
     finals: tuple[Row, ...]
     tests: dict[str, float]
+    references: frozenset[str]
+    proposer_seconds: float
     primitives: tuple[Primitive, ...]
     states: States = None
     repeats: tuple[Path, ...] = ()
@@ -137,7 +144,7 @@ def _load(folder: Path) -> Run:
         config = ledger.config
         trials = {row["identity"]: row for row in ledger.trials()}
         proposals, finals = ledger.proposals(), ledger.finals()
-        episodes = ledger.episodes()
+        episodes, thought = ledger.episodes(), sum(ledger.proposer_seconds().values())
     asked = _agent_of(folder)
     seed = asked.get("seed", episodes[0]["seed"] if episodes else None)
     agent = str(asked.get("agent") or folder.name)
@@ -150,7 +157,23 @@ def _load(folder: Path) -> Run:
         states = tuple(tuple(map(float, state)) for state in states)  # hashable, so that analyses can be kept
     options = asked.get("agent_options") or asked.get("options") or {}
     tests = _json(folder / TEST_ANALYSIS)
-    run = Run(folder, agent, agent, options, seed, config, (), trials, tuple(finals), tests, primitives, states)
+    references = frozenset(row["reference"] for row in episodes if row["reference"])
+    run = Run(
+        folder=folder,
+        label=agent,
+        agent=agent,
+        options=options,
+        seed=seed,
+        config=config,
+        proposals=(),
+        trials=trials,
+        finals=tuple(finals),
+        tests=tests,
+        references=references,
+        proposer_seconds=thought,
+        primitives=primitives,
+        states=states,
+    )
     for row in proposals:
         analysis = run.analyse(row["program"])
         row["structure"] = "invalid" if analysis is None else analysis.structure
@@ -212,6 +235,8 @@ def _settings(config: Row) -> dict[str, str]:
     """What sets searches apart, as text; inner and task settings one by one, and nothing where nothing was set."""
     flat = {key: value for key, value in config.items() if key not in NO_DIFFERENCE}
     flat |= {f"inner.{key}": value for key, value in (config.get("inner_config") or config.get("inner") or {}).items()}
+    flat |= {f"final_inner.{key}": value for key, value in (config.get("final_inner") or {}).items()}
+    flat |= {f"data.{split}": record["sha256"][:8] for split, record in (config.get("data") or {}).items()}
     flat |= {f"task.{key}": value for key, value in (config.get("task_options") or {}).items()}
     return {
         key: ",".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import itertools
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,6 +14,18 @@ from derl_gym.report.estimates import Estimate, duration, estimate, quantity
 from derl_gym.report.runs import Row, Run, load_runs
 
 STRUCTURES = ("stable", "unstable", "invalid")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Wall-clock seconds, summed over inner runs, and estimated floating point operations."""
+
+    seconds: float = 0.0
+    flops: float = 0.0
+
+    def __str__(self) -> str:
+        """``"3 min 5 s, 1.23 T FLOPs"``."""
+        return duration(self.seconds) + (f", {quantity(self.flops)} FLOPs" if self.flops else "")
 
 
 @dataclass(frozen=True)
@@ -35,12 +45,15 @@ class AgentSummary:
         invalid: Proposals that scored 0 as invalid.
         failed: Proposals whose inner run failed for good.
         waiting: Proposals without an outcome yet.
+        benchmarks: Mean test accuracies by benchmark, where the examples name several.
+        openings: How often the test split was opened, repeated openings included.
         tokens: Tokens seen in the inner runs' training.
-        flops: Estimated floating point operations of the inner runs.
-        train_seconds: Wall-clock seconds of inner training, summed over runs.
-        eval_seconds: The same of the validations.
-        other_seconds: The same of starting and ending the runs' processes.
-        proposer_seconds: Estimated seconds between outer steps, when the proposer learns and writes.
+        training: Cost of the inner training; an inner run that came from the shared cache cost nothing here.
+        evaluation: Cost of the validations.
+        reference: Cost of reference runs, training and validation together.
+        processes: Cost of starting and ending the runs' processes.
+        proposer: Cost of learning and writing, from a group's scores to the next group's programs. Its operations are
+            not known.
     """
 
     label: str
@@ -55,17 +68,26 @@ class AgentSummary:
     invalid: int
     failed: int
     waiting: int
+    benchmarks: dict[str, Estimate]
+    openings: int
     tokens: int
-    flops: float
-    train_seconds: float
-    eval_seconds: float
-    other_seconds: float
-    proposer_seconds: float
+    training: Cost
+    evaluation: Cost
+    reference: Cost
+    processes: Cost
+    proposer: Cost
 
     @property
-    def seconds(self) -> float:
-        """All seconds together."""
-        return self.train_seconds + self.eval_seconds + self.other_seconds + self.proposer_seconds
+    def parts(self) -> dict[str, Cost]:
+        """The cost by what it was for; without reference runs where there were none."""
+        named = {"inner training": self.training, "validation": self.evaluation, "reference runs": self.reference}
+        named |= {"processes": self.processes, "proposer": self.proposer}
+        return {name: cost for name, cost in named.items() if name != "reference runs" or cost.seconds}
+
+    @property
+    def total(self) -> Cost:
+        """All of it together."""
+        return Cost(sum(cost.seconds for cost in self.parts.values()), sum(cost.flops for cost in self.parts.values()))
 
 
 def by_label(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -128,10 +150,13 @@ def summarise(label: str, runs: Sequence[Run]) -> AgentSummary:
     scored = [row for row in proposals if row["status"] == "scored"]
     best = max(scored, key=lambda row: row["score"], default=None)
     episodes = [_episode_means(run, episode) for run in runs for episode in _episodes(run)]
-    tests = [final["test"] for run in runs for final in run.finals if not final["again"]]
-    results = [row["result"] or {} for row in trained]
-    train = sum(result.get("train_seconds") or 0.0 for result in results)
-    evaluation = sum(result.get("eval_seconds") or 0.0 for result in results)
+    finals = [final for run in runs for final in run.finals]
+    first_looks = [final for final in finals if not final["again"]]
+    references = {identity for run in runs for identity in run.references}
+    spent = [row for row in trained if row["seconds"]]
+    searched = [row for row in spent if row["identity"] not in references]
+    reference = [row for row in spent if row["identity"] in references]
+    training, evaluation = _cost(searched)
     return AgentSummary(
         label=label,
         seeds=len(episodes),
@@ -139,19 +164,45 @@ def summarise(label: str, runs: Sequence[Run]) -> AgentSummary:
         last=estimate([means[-1] for means in episodes if means]),
         best=None if best is None else best["score"],
         best_program="" if best is None else best["program"],
-        test=estimate(tests),
+        test=estimate([final["test"] for final in first_looks]),
+        benchmarks=_by_benchmark(first_looks),
+        openings=len(finals),
         inner_runs=len(trained),
         cached=sum(row["cached"] for row in proposals),
         invalid=sum(row["status"] == "invalid" for row in proposals),
         failed=sum(row["status"] == "failed" for row in proposals),
         waiting=sum(row["status"] == "proposed" for row in proposals),
-        tokens=sum(row["tokens"] or 0 for row in trained),
-        flops=sum(row["flops"] or 0.0 for row in trained),
-        train_seconds=train,
-        eval_seconds=evaluation,
-        other_seconds=max(0.0, sum(row["seconds"] or 0.0 for row in trained) - train - evaluation),
-        proposer_seconds=sum(_proposer_seconds(run) for run in runs),
+        tokens=sum(row["tokens"] or 0 for row in spent),
+        training=training,
+        evaluation=evaluation,
+        reference=Cost(sum(cost.seconds for cost in _cost(reference)), sum(cost.flops for cost in _cost(reference))),
+        processes=Cost(max(0.0, sum(row["seconds"] - _run_seconds(row) for row in spent))),
+        proposer=Cost(sum(run.proposer_seconds for run in runs)),
     )
+
+
+def _cost(trials: Sequence[Row]) -> tuple[Cost, Cost]:
+    """Of training and of evaluation."""
+    results = [row["result"] or {} for row in trials]
+    evaluation = sum(result.get("eval_flops") or 0.0 for result in results)
+    training = sum(row["flops"] or 0.0 for row in trials) - evaluation
+    return (
+        Cost(sum(result.get("train_seconds") or 0.0 for result in results), training),
+        Cost(sum(result.get("eval_seconds") or 0.0 for result in results), evaluation),
+    )
+
+
+def _run_seconds(trial: Row) -> float:
+    result = trial["result"] or {}
+    return (result.get("train_seconds") or 0.0) + (result.get("eval_seconds") or 0.0)
+
+
+def _by_benchmark(finals: Sequence[Row]) -> dict[str, Estimate]:
+    """Mean test accuracies; empty where the examples name fewer than two benchmarks."""
+    scores = [(final["result"] or {}).get("scores") or {} for final in finals]
+    names = list(dict.fromkeys(name for found in scores for name in found))
+    values = {name: estimate([found[name] for found in scores if name in found]) for name in names}
+    return {name: found for name, found in values.items() if found is not None and len(names) > 1}
 
 
 def _episodes(run: Run) -> list[int]:
@@ -161,23 +212,6 @@ def _episodes(run: Run) -> list[int]:
 def _episode_means(run: Run, episode: int) -> list[float]:
     groups = [rows for found in run.steps().values() for rows in found if rows[0]["episode"] == episode]
     return [mean for rows in groups if (mean := mean_score(rows)) is not None]
-
-
-def _proposer_seconds(run: Run) -> float:
-    """Seconds from a group's last outcome to the next group's first program: the median, times their number.
-
-    The median, since a search that was interrupted has a pause among them that says nothing of the proposer.
-    """
-    gaps: list[float] = []
-    for episode in _episodes(run):
-        rows = [row for row in run.proposals if row["episode"] == episode]
-        groups = [list(group) for _, group in itertools.groupby(rows, key=lambda row: row["step"])]
-        for before, after in itertools.pairwise(groups):
-            ends = [row["settled_at"] for row in before]
-            if all(ends):
-                start = datetime.datetime.fromisoformat(min(row["proposed_at"] for row in after))
-                gaps.append((start - datetime.datetime.fromisoformat(max(ends))).total_seconds())
-    return max(0.0, statistics.median(gaps) * len(gaps)) if gaps else 0.0
 
 
 def summary_table(run_dirs: Sequence[object]) -> Table:
@@ -198,6 +232,8 @@ def summary_table(run_dirs: Sequence[object]) -> Table:
     table.add_column("")
     for summary in summaries:
         table.add_column(escape(summary.label), overflow="fold")
+    benchmarks = dict.fromkeys(name for summary in summaries for name in summary.benchmarks)
+    parts = dict.fromkeys(part for summary in summaries for part in summary.parts)
     rows: dict[str, Callable[[AgentSummary], object]] = {
         "searches": lambda s: s.seeds,
         "first step, %": lambda s: s.first,
@@ -205,17 +241,18 @@ def summary_table(run_dirs: Sequence[object]) -> Table:
         "best proposal, %": lambda s: None if s.best is None else f"{100 * s.best:.1f}",
         "best program": lambda s: escape(s.best_program) or None,
         "test, %": lambda s: s.test,
+        **{f"test, {name}, %": lambda s, name=name: s.benchmarks.get(name) for name in benchmarks},
+        "openings of the test split": lambda s: s.openings or None,
         "inner runs": lambda s: s.inner_runs,
         "answered without one": lambda s: s.cached,
         "invalid": lambda s: s.invalid,
         "failed": lambda s: s.failed,
         "waiting": lambda s: s.waiting,
         "tokens": lambda s: quantity(s.tokens),
-        "FLOPs": lambda s: quantity(s.flops),
-        "time of inner runs": lambda s: duration(s.seconds - s.proposer_seconds),
+        **{part: lambda s, part=part: s.parts.get(part) for part in parts},
     }
     for name, read in rows.items():
         values = [read(summary) for summary in summaries]
-        if name not in ("test, %", "waiting") or any(values):
+        if any(values) or not (name == "waiting" or "test" in name):
             table.add_row(name, *("-" if value is None else str(value) for value in values))
     return table

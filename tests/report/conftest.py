@@ -103,7 +103,7 @@ def _settle(ledger, rng, step, slot, program, n_steps, spoil):
     if not cached:
         score = float(np.clip(0.1 + 0.25 * rng.random() + 0.4 * step / n_steps, 0, 1))
         curve = [{"reward": t / 10, "g1": score * (t + 1) / 20, "g2": 0.3, "g3": 0.2, "g4": 0.1} for t in range(20)]
-        result = {"score": score, "curve": curve, "train_seconds": 2.0, "eval_seconds": 0.5}
+        result = {"score": score, "curve": curve, "train_seconds": 2.0, "eval_seconds": 0.5, "eval_flops": 5e10}
         ledger.start_trial(key, program=program, key=key, seed=1)
         ledger.finish_trial(key, status="scored", score=score, result=result, seconds=2.75, tokens=40_000, flops=3e11)
     score = ledger.trial(key)["score"]

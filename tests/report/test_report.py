@@ -13,8 +13,9 @@ from rich.console import Console
 from derl_gym.report import summary_table, write_report
 from derl_gym.report.figures import scores_figure
 from derl_gym.report.runs import load_runs
-from derl_gym.report.summary import by_label, score_curve, structure_curve, summarise
+from derl_gym.report.summary import Cost, by_label, score_curve, structure_curve, summarise
 from derl_gym.report.summary import test_curve as curve_of_tests
+from derl_gym.trials.ledger import Ledger
 
 
 def numbers(folder):
@@ -35,7 +36,9 @@ def test_a_search_is_counted_right(tmp_path, write_search):
     assert (summary.inner_runs, summary.cached, summary.invalid, summary.failed, summary.waiting) == (2, 1, 1, 0, 0)
     assert score_curve(runs) == {0: [pytest.approx(scores[0] / 2)], 1: [pytest.approx((scores[2] + scores[3]) / 2)]}
     assert summary.best == max(scores) and summary.tokens == 80_000
-    assert summary.train_seconds == 4.0 and summary.eval_seconds == 1.0 and summary.other_seconds == 0.5
+    assert (summary.training, summary.evaluation) == (Cost(4.0, 5e11), Cost(1.0, 1e11))
+    assert summary.processes == Cost(0.5) and summary.reference == summary.proposer == Cost()
+    assert summary.total == Cost(5.5, 6e11) and "reference runs" not in summary.parts
     assert structure_curve(runs) == {
         0: {"stable": 0.5, "unstable": 0.0, "invalid": 0.5},
         1: {"stable": 0.5, "unstable": 0.5, "invalid": 0.0},
@@ -54,6 +57,53 @@ def test_failed_runs_are_no_scores(tmp_path, write_search):
         db.execute("UPDATE proposals SET status = 'failed', score = NULL WHERE slot = 1")
     summary, runs = numbers(tmp_path)
     assert score_curve(runs) == {0: [runs[0].proposals[0]["score"]]} and summary.failed == 1
+
+
+def test_where_the_time_went(tmp_path, write_search):
+    """The first of three inner runs is the reference run; the second came from a shared cache and cost nothing here."""
+    write_search(tmp_path, groups=[("g1", "g2"), ("g3", "g4")])
+    with Ledger(tmp_path) as ledger:
+        ledger.set_reference(0, ledger.trials()[0]["identity"])
+        for step, seconds in enumerate((1.5, 2.0)):
+            ledger._db.update("proposer", {"step": step}, {"seconds": seconds})
+        ledger._db.update("trials", {"identity": ledger.trials()[1]["identity"]}, {"seconds": 0.0})
+    summary, _ = numbers(tmp_path)
+    assert summary.parts == {
+        "inner training": Cost(4.0, 5e11),
+        "validation": Cost(1.0, 1e11),
+        "reference runs": Cost(2.5, 3e11),
+        "processes": Cost(0.75),
+        "proposer": Cost(3.5),
+    }
+    text = shown(summary_table([tmp_path]))
+    assert re.search(r"inner training +4 s, 500 G FLOPs", text) and re.search(r"reference runs +2 s, 300 G FLOPs", text)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    assert "<td>2 s, 300 G FLOPs</td>" in page and '"reference runs"' in page
+
+
+def test_every_opening_of_the_test_split_is_shown(tmp_path, write_search):
+    write_search(tmp_path)
+    with Ledger(tmp_path) as ledger:
+        for seed, test in ((0, 0.5), (0, 0.7), (1, 0.3)):
+            result = {"standard_error": 0.021, "scores": {"gsm8k": test + 0.1, "math": test - 0.1}}
+            ledger.record_final(["g1", "g2"], seed, test=test, result=result)
+    summary, _ = numbers(tmp_path)
+    assert summary.openings == 3 and summary.test.mean == pytest.approx(0.4), "the second look does not count"
+    assert {name: found.mean for name, found in summary.benchmarks.items()} == pytest.approx(
+        {"gsm8k": 0.5, "math": 0.3}
+    )
+    text = shown(summary_table([tmp_path]))
+    assert re.search(r"test, gsm8k, % +50\.0", text) and re.search(r"openings of the test split +3", text)
+    page = write_report([tmp_path], tmp_path / "report.html").read_text()
+    table = page[page.index("Final policies") : page.index("One row per opening")]
+    cells = re.findall(r"<td>(.*?)</td>", table)
+    rows = [cells[i : i + 6] for i in range(0, len(cells), 6)]
+    assert [(row[1], row[2], row[3], row[-1]) for row in rows] == [
+        ("0", "50.0", "2.1", "1"),
+        ("0", "70.0", "2.1", "2"),
+        ("1", "30.0", "2.1", "1"),
+    ]
+    assert rows[0][4].split() == ["gsm8k", "60.0", "math", "40.0"]
 
 
 def test_seeds_are_one_agent_and_options_tell_agents_apart(tmp_path, write_search):
@@ -90,7 +140,7 @@ def test_the_same_search_and_seed_count_once(tmp_path, write_search):
         write_search(tmp_path / folder, seed=3)
     (run,) = load_runs([tmp_path])
     assert run.folder == tmp_path / "a" and run.repeats == (tmp_path / "b",)
-    assert "same seed is counted: 1" in shown(summary_table([tmp_path]))
+    assert "same seed is counted: 1" in " ".join(shown(summary_table([tmp_path])).split())
     page = write_report([tmp_path], tmp_path / "report.html").read_text()
     assert f"same seed is counted</dt><dd>{tmp_path / 'b'}</dd>" in page
 
