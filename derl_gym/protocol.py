@@ -272,7 +272,8 @@ def _checked(outcome: Outcome, program: str) -> dict[str, Any]:
 def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
     """Test scores of the inner policies that a finished search has kept: the analysis of the paper's Figure 4.
 
-    Written to ``test_analysis.json`` in the run directory, which no search reads. Needs ``keep_policies=True``.
+    Written to ``test_analysis.json`` in the run directory, which no search reads. Needs ``keep_policies=True``. They
+    are evaluated as final policies are: on the whole test split, unless ``final_inner`` says ``eval_examples``.
 
     Returns:
         Trial identity -> test score.
@@ -288,7 +289,7 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
     if not kept:
         raise ValueError(f"{ledger.run_dir} holds no policies: search with keep_policies=True to analyse them on test")
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
-    config = dataclasses.asdict(loop.inner.override(eval_examples=None, max_flops_ratio=None))
+    config = dataclasses.asdict(final_config(loop, full=True))  # evaluated as final policies are
     seeds = {row["identity"]: row["seed"] for row in ledger.trials()}
     jobs = [
         Job(

@@ -65,7 +65,7 @@ class InnerConfig:
     eval_samples: int = 1
     """Completions per evaluated example; the score is pass@1, their mean."""
     eval_examples: int | None = None
-    """Evaluate only the first so many examples of the split; ``None``: all."""
+    """Evaluate only the first so many examples of the split, of each benchmark where it has some; ``None``: all."""
     max_seconds: float | None = None
     """Training stops here and the policy is evaluated as it is (a cap, not a failure)."""
     max_tokens: int | None = None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from derl_gym.inner.generate import (
 )
 from derl_gym.inner.prompts import Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
 from derl_gym.inner.ranks import gathered, share, world
-from derl_gym.tasks.base import Split, Task, load_task
+from derl_gym.tasks.base import Example, Split, Task, load_task
 
 EVALUATION_SEED = 7_919
 """Added to the run's seed before evaluation, so that it doesn't depend on how long training drew."""
@@ -67,7 +68,7 @@ def evaluate(
         the completions), ``n_evaluated`` and ``n_too_long`` (examples), ``tokens`` and ``eval_seconds``.
     """
     started = time.monotonic()
-    examples = task.load(split)[: config.eval_examples]
+    examples = first_of_each(task.load(split), config.eval_examples)
     prompts = [prompt_of(example, style) for example in examples]
     lengths = [len(ids) for ids in token_ids(prompts, tokenizer)]
     fitting = [i for i, length in enumerate(lengths) if limit is None or length <= limit]
@@ -90,6 +91,17 @@ def evaluate(
         "tokens": sum(gathered(cost)),
         "eval_seconds": time.monotonic() - started,
     }
+
+
+def first_of_each(examples: Sequence[Example], n: int | None) -> list[Example]:
+    """The first n examples of every benchmark, in their order; of the split where they name none. ``None``: all."""
+    seen: Counter[Any] = Counter()
+    kept = []
+    for example in examples:
+        seen[benchmark := example.get("benchmark")] += 1
+        if n is None or seen[benchmark] <= n:
+            kept.append(example)
+    return kept
 
 
 def pass_at_1(solved: np.ndarray, benchmarks: Sequence[str | None], headline: Sequence[str] = ()) -> dict[str, Any]:
