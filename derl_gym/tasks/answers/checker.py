@@ -1,8 +1,8 @@
 """Mathematical equality by math-verify, in one guarded child process per process.
 
 sympy can take for ever and all memory on a few characters, and math-verify's own alarm works on the main thread only.
-So the library runs in a child (``math_verify_worker.py``) that can be killed: started at the first check, safe to use
-from several threads and after a fork. What is read out of a text, and what needs no library, is in ``answers.py``.
+So the library runs in a child (``worker.py``) that can be killed: started at the first check, safe to use
+from several threads and after a fork. What needs no library is in ``compare.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WALL_SECONDS = 30.0
 START_SECONDS = 120.0
 """Seconds that the child may take to import math-verify."""
 
-_WORKER = Path(__file__).with_name("math_verify_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 _log = logging.getLogger("derl_gym")
 
 
@@ -40,28 +40,39 @@ class _OutOfTime(Exception):
     """The child did not answer in time."""
 
 
-def verify(answer: str, truth: str) -> bool:
+class GivenUp(Exception):
+    """A check needs too much time or memory, or twice ended its process. It is counted, and logged as a warning."""
+
+
+def verify(answer: str, truth: str, seconds: float = CPU_SECONDS) -> tuple[bool, float]:
     """Whether math-verify finds the answer equal to the truth, both LaTeX without delimiters.
 
-    A check that exceeds its time or memory, or twice ends its process, counts as not equal, is counted by
-    :func:`unfinished` and logged as a warning. A process that somebody killed is replaced, and the check repeated.
+    A process that somebody killed is replaced, and the check repeated.
+
+    Args:
+        answer: What is judged.
+        truth: What it is compared with; the two are not interchangeable.
+        seconds: CPU time that the check may take.
+
+    Returns:
+        The verdict, and the CPU seconds that it took.
 
     Raises:
+        GivenUp: see there; :func:`unfinished` counts them.
         ImportError: math-verify is not installed.
         RuntimeError: the process cannot be started.
     """
     global _unfinished
     with _lock:
-        why = ""
         for _ in range(2):
             worker = _running()
             try:
-                reply = worker.ask({"answer": answer, "truth": truth, "seconds": CPU_SECONDS}, WALL_SECONDS)
+                reply = worker.ask({"answer": answer, "truth": truth, "seconds": max(seconds, 0.01)}, WALL_SECONDS)
             except _Died as died:
                 _stop()
                 why = f"its process ended with status {died}"
                 if died.args[0] == -signal.SIGPROF:
-                    why = f"it needs more than {CPU_SECONDS:g} s"
+                    why = f"it needs more than {seconds:.2g} s"
                     break
             except _OutOfTime:
                 _stop()
@@ -72,14 +83,12 @@ def verify(answer: str, truth: str) -> bool:
                 raise
             else:
                 if "unfinished" not in reply:
-                    return reply["equal"]
+                    return reply["equal"], reply["seconds"]
                 why = reply["unfinished"]
                 break
         _unfinished += 1
-    _log.warning(
-        "an answer counts as wrong since its check was given up (%s): %.100r, truth %.100r", why, answer, truth
-    )
-    return False
+    _log.warning("an answer counts as wrong, its check was given up (%s): %.100r, truth %.100r", why, answer, truth)
+    raise GivenUp(why)
 
 
 def unfinished() -> int:

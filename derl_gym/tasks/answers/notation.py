@@ -1,16 +1,14 @@
-r"""How a mathematical answer is written: LaTeX in one plain form, exact rational numbers, units, bases, clock times.
+r"""How a mathematical answer is written: LaTeX in one normal form, lists, names, units, bases, times.
 
 Pure functions on short texts, no process and no sympy. Words, which LaTeX has in ``\text{}``, stand in quotes in the
-plain form, so that ``\text{VW}`` is not taken for a product. What counts as equal is decided in ``answers.py``.
+normal form, so that ``\text{VW}`` is not taken for a product. What counts as equal is decided in ``compare.py``.
 """
 
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 
-LARGEST_EXPONENT = 10_000
-"""No larger one is computed. The largest in MATH is 4,950."""
+from derl_gym.tasks.answers.arithmetic import number
 
 _UNICODE = str.maketrans(
     {
@@ -63,12 +61,8 @@ def _words(match: re.Match[str]) -> str:
     command, content = match.groups()
     if command == "mathrm" and len(content.strip()) < 2:
         return f" {content} "  # the constants e and i, the d of an integral
-    pieces = re.split(r"(,|;|\b(?:and|or)\b)", content.replace('"', ""))
-    return (
-        " "
-        + "".join(f' "{p.strip()}" ' if re.search("[a-zA-Z]{1}", p) and i % 2 == 0 else p for i, p in enumerate(pieces))
-        + " "
-    )
+    pieces = re.split(r"(?:,|;|\b(?:and|or)\b)", content)
+    return " , ".join(f' "{piece.strip()}" ' if re.search("[a-zA-Z]", piece) else f" {piece} " for piece in pieces)
 
 
 def latex(text: str) -> str:
@@ -193,7 +187,8 @@ _MEASURE = {name: unit for unit, names in _MEASURES.items() for name in names.sp
 _NO_UNIT = "sin|cos|tan|sec|csc|cot|log|ln|exp|sqrt|pi|theta|infty|infinity|arc|frac"
 _UNIT = re.compile(
     r'(?P<value>.*[0-9a-zA-Z)}\]!])\s*"(?P<text>[^"]*)"\s*(?:\^\s*\{?(?P<power>[0-9])\}?)?'
-    rf"|(?P<value_>.*[0-9)}}\]])\s*(?P<text_>(?!{_NO_UNIT})[a-zA-Z]{{2,}}\.?(?:\s+[a-zA-Z]{{2,}}\.?)*)(?:\^\{{?(?P<power_>[0-9])\}}?)?"
+    rf"|(?P<value_>.*[0-9)}}\]])\s*(?P<text_>(?!{_NO_UNIT})[a-zA-Z]{{2,}}(?:/[a-z]+)?\.?(?:\s+[a-zA-Z]{{2,}}\.?)*)"
+    r"(?:\^\{?(?P<power_>[0-9])\}?)?"
 )
 
 
@@ -243,119 +238,3 @@ def clock(text: str) -> int | None:
     if match[4]:
         hour = hour % 12 + (12 if match[4] == "p" else 0)
     return hour * 3600 + int(match[2] or 0) * 60 + int(match[3] or 0)
-
-
-# --- exact rational numbers
-
-_TOKEN = re.compile(
-    r"\s*(?:(?P<number>[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?![0-9]|,[0-9])(?:\.[0-9]+)?"
-    r"|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<sign>\\frac(?![a-zA-Z])|\\(?:cdot|times|div)(?![a-zA-Z])|[-+*/^(){}]))"
-)
-_SIGNS = {r"\cdot": "*", r"\times": "*", r"\div": "/"}
-
-
-def number(text: str) -> Fraction | None:
-    r"""The value of a normal form that holds rational numbers, ``+ - * / ^`` and ``\frac`` only; else ``None``.
-
-    Mixed numbers are sums (``1 1/2``, ``6\frac{1}{6}``), ``1,000`` and ``1 000`` are a thousand. Exact, and bounded:
-    no exponent above 10,000 is computed.
-    """
-    text = text.strip()
-    tokens: list[str] = []
-    end = 0
-    while end < len(text):
-        match = _TOKEN.match(text, end)
-        if not match:
-            return None
-        tokens.append(
-            re.sub("[, ]", "", match["number"]) if match["number"] else _SIGNS.get(match["sign"], match["sign"])
-        )
-        end = match.end()
-    try:
-        return _Arithmetic(tokens).value()
-    except (ArithmeticError, ValueError, IndexError, RecursionError):
-        return None
-
-
-def decimals(text: str) -> int:
-    """How many digits stand behind the point of a plain decimal number; 0 for anything else."""
-    match = re.fullmatch(r"[-+]?[0-9, ]*\.([0-9]+)", text)
-    return len(match[1]) if match else 0
-
-
-class _Arithmetic:
-    """A recursive descent; raises ValueError or IndexError on what is no arithmetic."""
-
-    def __init__(self, tokens: list[str]) -> None:
-        self._tokens = [*tokens, ""]
-        self._place = 0
-
-    def value(self) -> Fraction:
-        value = self._sum()
-        if self._next:
-            raise ValueError(f"{self._next!r} stands behind the end")
-        return value
-
-    @property
-    def _next(self) -> str:
-        return self._tokens[self._place]
-
-    def _take(self, *expected: str) -> str:
-        if self._next not in expected:
-            raise ValueError(f"{self._next!r} is none of {expected}")
-        self._place += 1
-        return self._tokens[self._place - 1]
-
-    def _sum(self) -> Fraction:
-        total = Fraction(0)
-        sign = self._take("+", "-") if self._next in ("+", "-") else "+"
-        while True:
-            total += self._product() if sign == "+" else -self._product()
-            if self._next not in ("+", "-"):
-                return total
-            sign = self._take("+", "-")
-
-    def _product(self) -> Fraction:
-        total = self._power()
-        while self._next in ("*", "/"):
-            total = total * self._power() if self._take("*", "/") == "*" else total / self._power()
-        return total
-
-    def _power(self) -> Fraction:
-        base = self._atom()
-        if self._next != "^":
-            return base
-        self._take("^")
-        sign = -1 if self._next == "-" and self._take("-") else 1
-        exponent = sign * self._power()
-        bits = max(base.numerator.bit_length(), base.denominator.bit_length())
-        if exponent.denominator != 1 or abs(exponent) > LARGEST_EXPONENT or bits * abs(exponent) > 100_000:
-            raise ValueError("an exponent is a root or too large")
-        return base ** int(exponent)
-
-    def _atom(self) -> Fraction:
-        token = self._next
-        if token in ("(", "{"):
-            return self._group()
-        self._place += 1
-        if token == r"\frac":
-            return self._group() / self._group()
-        value = Fraction(token)
-        if "." in token or not (
-            self._next == r"\frac" or (self._next[:1].isdigit() and self._tokens[self._place + 1] == "/")
-        ):
-            return value
-        if self._take(self._next) == r"\frac":
-            part = self._group() / self._group()
-        else:
-            part = Fraction(self._tokens[self._place - 1]) / Fraction(self._tokens[self._place + 1])
-            self._place += 2
-        if not 0 < part < 1:
-            raise ValueError("no mixed number")
-        return value + part
-
-    def _group(self) -> Fraction:
-        closing = {"(": ")", "{": "}"}[self._take("(", "{")]
-        value = self._sum()
-        self._take(closing)
-        return value

@@ -1,4 +1,4 @@
-"""The child process in which math-verify compares two answers; :mod:`derl_gym.tasks.math_checker` starts it.
+"""The child process in which math-verify compares two answers; ``checker.py`` starts it.
 
 Run as a script, it imports nothing of derl_gym. JSON lines come in on stdin and go out on stdout, and the end of
 stdin ends it. What bounds a check here counts CPU time, so that a verdict does not depend on how loaded the machine is.
@@ -13,6 +13,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable
 
 MEMORY = 2 << 30
@@ -69,26 +70,28 @@ def comparison() -> Callable[[str, str], bool]:
 
 
 def judge(compare: Callable[[str, str], bool], answer: str, truth: str, seconds: float) -> dict[str, object]:
-    """``{"equal": bool}``, with ``"unfinished"`` (why) where time or memory did not suffice.
+    """``{"equal": bool, "seconds": CPU time}``, or ``{"unfinished": why}`` where time or memory did not suffice.
 
     Python code is interrupted after ``seconds`` of CPU time; one call into C that goes on for half as long again is
     ended by the kernel, process and all, with SIGPROF.
     """
+    start = time.process_time()
     try:
         try:
             signal.setitimer(signal.ITIMER_PROF, 1.5 * seconds)
             # Again and again: an exception that is raised inside a destructor is lost.
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 20)
-            return {"equal": compare(answer, truth)}
+            verdict = compare(answer, truth)
         finally:
             _stop_timers()
     except OutOfTime:
         _stop_timers()
-        return {"equal": False, "unfinished": f"it needs more than {seconds:g} s"}
+        return {"unfinished": f"it needs more than {seconds:.2g} s"}
     except MemoryError:
-        return {"equal": False, "unfinished": f"it needs more than {MEMORY >> 20} MB"}
+        return {"unfinished": f"it needs more than {MEMORY >> 20} MB"}
     except Exception:  # the text is not mathematics, or none that the library can read
-        return {"equal": False}
+        verdict = False
+    return {"equal": verdict, "seconds": time.process_time() - start}
 
 
 def _stop_timers() -> None:
