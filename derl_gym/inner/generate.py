@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from derl_gym.inner.config import InnerConfig
@@ -19,6 +20,21 @@ from derl_gym.inner.prompts import Prompt, stop_ids, token_ids
 
 Generate = Callable[[list[Prompt]], tuple[list[str], int]]
 """``generate(prompts) -> (completions, number of prompt and completion tokens)``."""
+
+
+VLLM_SEQUENCES = 256
+"""Sequences that vLLM works on at a time."""
+
+
+class Engine(VLLMGeneration):
+    """``trl``'s engine, which would take a whole generation phase at a time.
+
+    vLLM sets memory aside for the logits of as many sequences as it may work on, and refuses more than the 4,096 tokens
+    per pass that ``trl`` grants it; a phase of several updates easily has more rollouts than that.
+    """
+
+    def __init__(self, *args: Any, max_num_seqs: int | None = None, **settings: Any) -> None:
+        super().__init__(*args, max_num_seqs=min(max_num_seqs or VLLM_SEQUENCES, VLLM_SEQUENCES), **settings)
 
 
 def resolve_backend(backend: str) -> str:

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
@@ -29,6 +30,7 @@ from derl_gym.inner.budget import FORWARD_FLOPS, Budget, flops_per_token, traini
 from derl_gym.inner.config import InnerConfig
 from derl_gym.inner.evaluate import check_data, evaluate, load_tokenizer
 from derl_gym.inner.generate import (
+    Engine,
     autocast_dtype,
     completion_length,
     resolve_backend,
@@ -130,6 +132,7 @@ def _run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     reward = ProgramReward(program, task, examples)
     parameters = flops_per_token(model)
     budget = Budget(config, parameters, training_passes(arguments, config.lora_rank is not None))
+    grpo_trainer.VLLMGeneration = Engine  # type: ignore[attr-defined]
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,

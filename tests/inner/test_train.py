@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -111,3 +115,97 @@ def test_trl_arguments_can_be_overridden(tmp_path: Path) -> None:
     )
     assert arguments.per_device_train_batch_size == 8 and arguments.gradient_accumulation_steps == 2
     assert arguments.top_k == 3 and arguments.seed == 1 and arguments.loss_type == "grpo"
+
+
+def test_adapters_are_kept_merged(tmp_path: Path) -> None:
+    """A policy trained with adapters is a plain model: the next round and the evaluation load it as any other."""
+    from safetensors.numpy import load_file
+
+    greedy = CONFIG.override(lora_rank=4, lora_alpha=16.0, eval_temperature=0.0)
+    start = load_file(Path(load_task("toy_tasks:Digits").base_policy) / "model.safetensors")
+    result = run(tmp_path, greedy, save_policy=True)
+    kept = Path(result["policy"])
+    assert not list(kept.glob("adapter*"))
+    end = load_file(kept / "model.safetensors")
+    assert start.keys() == end.keys()
+    moved = {name for name in start if (start[name] != end[name]).any()}
+    assert moved == {name for name in start if name.endswith("_proj.weight")}, "every linear layer and nothing else"
+    evaluation = importlib.import_module("derl_gym.inner.evaluate")
+    payload = {"task": "toy_tasks:Digits", "policy": str(kept), "split": "validation", "seed": 5}
+    again = evaluation.run({**payload, "config": dataclasses.asdict(greedy)}, tmp_path)
+    assert again["score"] == result["score"] and again["primitive_means"] == result["primitive_means"]
+    following = run(tmp_path / "next", greedy.override(lora_targets="q_proj, v_proj", beta=0.1), policy=str(kept))
+    assert following["status"] == "scored" and following["steps"] == 2
+
+
+def test_adapters_cost_less_and_train_less(tmp_path: Path) -> None:
+    """Two forward passes' worth of backward pass against one: 4 and 3 passes in all."""
+    full, adapted = run(tmp_path), run(tmp_path, CONFIG.override(lora_rank=4))
+    for result, passes in ((full, 4), (adapted, 3)):
+        training = result["flops"] - result["eval_flops"]
+        assert training == passes * 2 * result["tokens"] * 131_392
+    assert adapted["curve"][0] == full["curve"][0], "the first rollouts are those of the base policy"
+
+
+def test_several_updates_per_generation(tmp_path: Path) -> None:
+    result = run(tmp_path, CONFIG.override(steps=4, updates_per_generation=2))
+    assert result["steps"] == 4 and len(result["curve"]) == 2, "two phases of 32 rollouts each"
+    single = run(tmp_path, CONFIG.override(steps=2, batch_size=32))
+    assert result["tokens"] == pytest.approx(single["tokens"], rel=0.2)
+    assert result["curve"][0] == single["curve"][0], "the same first 32 rollouts"
+    with pytest.raises(ValueError, match="one generation phase takes 26 prompts .* but 24 of 24 training prompts"):
+        run(tmp_path, CONFIG.override(updates_per_generation=13))
+
+
+def test_evaluation_may_be_longer_than_training(tmp_path: Path) -> None:
+    config = CONFIG.override(steps=1, max_completion_length=1, eval_max_completion_length=12, eval_temperature=0.0)
+    short = run(tmp_path, config.override(eval_max_completion_length=None))
+    longer = run(tmp_path, config)
+    assert short["curve"] == longer["curve"]
+    # 24 prompts of six tokens, and one token of completion; a forward pass through 131,392 parameters for each.
+    assert short["eval_flops"] == 24 * (6 + 1) * 2 * 131_392 < longer["eval_flops"]
+
+
+def test_other_data_than_the_search_had_are_refused(tmp_path: Path) -> None:
+    right = load_task("toy_tasks:Digits").record("train")["sha256"]
+    assert run(tmp_path, data={"train": right})["status"] == "scored"
+    with pytest.raises(RuntimeError, match="the train data differ from those that the search was started with"):
+        run(tmp_path, data={"train": "0" * 64})
+
+
+def test_precision_reaches_trl(tmp_path: Path) -> None:
+    def arguments(**settings):
+        return train.trainer_arguments(CONFIG.override(**settings), 1, "transformers", tmp_path)
+
+    assert (arguments().bf16, arguments().fp16) == (False, False), "on the CPU"
+    assert arguments(mixed_precision="bf16").bf16
+    mixed = run(tmp_path, CONFIG.override(mixed_precision="bf16", steps=1))
+    assert mixed["status"] == "scored"
+
+
+def test_engine_settings_reach_trl(tmp_path: Path) -> None:
+    config = CONFIG.override(gpus=2, batch_size=64, micro_batch_size=8, vllm_memory=0.2, vllm_tensor_parallel=2)
+    config = config.override(max_prompt_length=32, eval_max_completion_length=10, vllm_sleep=True)
+    arguments = train.trainer_arguments(config, 1, "transformers", tmp_path, 42)
+    assert arguments.gradient_accumulation_steps == 4, "64 completions are four passes of two GPUs with 8 each"
+    assert arguments.vllm_gpu_memory_utilization == 0.2 and arguments.vllm_tensor_parallel_size == 2
+    assert arguments.vllm_enable_sleep_mode and arguments.vllm_max_model_length == 42
+
+    class Model:
+        max_position_embeddings = 40
+
+        def get_text_config(self):
+            return self
+
+    assert train.vllm_context(config, Model()) == 40
+    Model.max_position_embeddings = 4096
+    assert train.vllm_context(config, Model()) == 42, "32 of the prompt and 10 of the evaluation's completion"
+    assert train.vllm_context(config.override(max_prompt_length=None), Model()) is None
+
+
+def test_whether_there_is_a_gpu_is_asked_without_cuda() -> None:
+    """The pool's server imports this file and forks; a CUDA that it had touched would fail in every child."""
+    code = "import os, derl_gym.inner.train; print(os.environ['PYTORCH_NVML_BASED_CUDA_CHECK'])"
+    environment = {k: v for k, v in os.environ.items() if k != "PYTORCH_NVML_BASED_CUDA_CHECK"}
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert shown.stdout.strip() == "1"
