@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from derl_gym.inner.config import InnerConfig
-from derl_gym.tasks import Example, Primitive, Split, Task
+from derl_gym.tasks import Example, Preset, Primitive, Split, Task
 from derl_gym.tasks.arithmetic import Arithmetic
 
 
@@ -76,3 +76,30 @@ class Dying(Digits):
                 Path(self.once).touch()
             os.kill(os.getpid(), signal.SIGKILL)
         return super().load(split)
+
+
+class Sized(Tested):
+    """One with a preset, and a longer final training."""
+
+    final_inner = {"steps": 3}
+    presets = {
+        "large": Preset(
+            "for the tests",
+            inner={"epochs": 2.0, "temperature": 0.5},
+            final_inner={"eval_examples": 4},
+            full_inner={"epochs": 1.0},
+            outer_steps=3,
+            full_outer_steps=4,
+            group_size=2,
+            proposer="org/proposer",
+        )
+    }
+
+
+class Boundless(Digits):
+    """Its outcome is beyond what TRL can standardise."""
+
+    primitives = (
+        Primitive("g1", "far too much", lambda completion, example: 1e16 * len(completion), None, 0.0, 1e18),
+        *Digits.primitives[1:],
+    )
