@@ -5,23 +5,26 @@ Where there is a letter, a root or anything else that is no arithmetic, there is
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 
 LARGEST_EXPONENT = 10_000
 """No larger one is computed. The largest in MATH is 4,950."""
+LARGEST_FACTORIAL = 4_000
+"""See above. The largest in MATH is 2,004."""
 MOST_BITS = 50_000
 """Of a number that is computed exactly."""
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[1-9][0-9]{0,2}(?:(?:,[0-9]{3})+|(?: [0-9]{3})+)(?![0-9]|,[0-9])(?:\.[0-9]+)?"
-    r"|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<sign>\\frac(?![a-zA-Z])|\\(?:cdot|times|div)(?![a-zA-Z])|[-+*/^(){}]))"
+    r"|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<sign>\\frac(?![a-zA-Z])|\\(?:cdot|times|div)(?![a-zA-Z])|[-+*/^(){}!]))"
 )
 _SIGNS = {r"\cdot": "*", r"\times": "*", r"\div": "/"}
 
 
 def number(text: str) -> Fraction | None:
-    r"""The value of a normal form that holds rational numbers, ``+ - * / ^`` and ``\frac`` only; else ``None``.
+    r"""The value of a normal form that holds rational numbers, ``+ - * / ^ !`` and ``\frac`` only; else ``None``.
 
     Mixed numbers are sums (``1 1/2``, ``6\frac{1}{6}``), ``1,000`` and ``1 000`` are a thousand. Exact, and bounded:
     no exponent above 10,000 is computed.
@@ -89,6 +92,8 @@ class _Arithmetic:
 
     def _power(self) -> Fraction:
         base = self._atom()
+        while self._next == "!" and self._take("!"):
+            base = _factorial(base)
         if self._next != "^":
             return base
         self._take("^")
@@ -124,6 +129,12 @@ class _Arithmetic:
         value = self._sum()
         self._take(closing)
         return value
+
+
+def _factorial(value: Fraction) -> Fraction:
+    if value.denominator != 1 or not 0 <= value <= LARGEST_FACTORIAL:
+        raise ValueError(f"no factorial of {value} is computed")
+    return Fraction(math.factorial(int(value)))
 
 
 def _bits(value: Fraction) -> int:

@@ -38,6 +38,8 @@ _REPLACEMENTS = [
         (r"(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])", " , "),
         (r"\\frac\s*(\{[^{}]*\}|[0-9a-zA-Z]|\\pi)\s*(\{[^{}]*\}|[0-9a-zA-Z]|\\pi)", r"\\frac{\1}{\2}"),
         (r"\\sqrt\s*([0-9a-zA-Z])", r"\\sqrt{\1}"),
+        # Products and quotients are read from the left: 1/2x is a half of x.
+        (r"(?<![0-9a-zA-Z}.,^_/])([0-9]+) ?/ ?([0-9]+)(?![0-9.^!])", r"\\frac{\1}{\2}"),
         (r"\{\{([^{}]*)\}\}", r"{\1}"),
         (r" *([{}]) *", r"\1"),
         (r"(?:\s*,)+(?=\s*,)", ""),  # "6, 8, and 10"
@@ -66,8 +68,18 @@ def _words(match: re.Match[str]) -> str:
 
 
 def latex(text: str) -> str:
-    r"""Back from the normal form to LaTeX: words in ``\text{}``."""
+    r"""Back from the normal form to LaTeX: words in ``\text{}``; decimals, unless alone, as fractions.
+
+    Math-verify keeps decimals to fifteen digits, and so could not compare ``0.1\pi`` with ``\frac{\pi}{10}`` to thirty.
+    """
+    if not re.fullmatch(r"-?[0-9.]+", text):
+        text = re.sub(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])", _as_fraction, text)
     return re.sub(r'"([^"]*)"', r"\\text{\1}", text)
+
+
+def _as_fraction(match: re.Match[str]) -> str:
+    fraction = f"\\frac{{{match[1]}{match[2]}}}{{1{'0' * len(match[2])}}}"
+    return f"{{{fraction}}}" if match.string[: match.start()].rstrip().endswith("^") else fraction
 
 
 def word(text: str) -> str | None:

@@ -18,6 +18,8 @@ from collections.abc import Callable
 
 MEMORY = 2 << 30
 """Bytes of address space."""
+DIGITS = 30
+"""Of numerical comparisons; with math-verify's fifteen, numbers that differ by less than 1e-15 are equal."""
 
 
 class OutOfTime(BaseException):
@@ -64,7 +66,7 @@ def comparison() -> Callable[[str, str], bool]:
 
     def compare(answer: str, truth: str) -> bool:
         gold, target = read(truth), read(answer)
-        return bool(gold and target and verify(gold, target, timeout_seconds=None))
+        return bool(gold and target and verify(gold, target, numeric_precision=DIGITS, timeout_seconds=None))
 
     return compare
 
