@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import gymnasium as gym
@@ -89,16 +90,93 @@ def test_a_search_never_opens_the_test_split_and_the_final_training_does_once(tm
             protocol.train_final(ledger, ["g1/(g2-g2)"], [0])
 
 
+FINAL = {"steps": 5, "learning_rate": 0.5, "eval_examples": 4}
+
+
 @pytest.mark.slow
-def test_derl_full_trains_its_programs_one_after_the_other(tmp_path: Path) -> None:
-    with searched(tmp_path, [["g1", "g2"], ["g2", "g1-g2"]], variant="full") as ledger:
+def test_derl_full_trains_its_programs_one_after_the_other(tmp_path: Path, caplog) -> None:
+    rounds = [["g1", "g2"], ["g2", "g1-g2"]]
+    with searched(tmp_path, rounds, variant="full", inner={"steps": 2}, final_inner=FINAL) as ledger:
         programs = protocol.select(ledger)
         assert len(programs) == 2
         (final,) = protocol.train_final(ledger, programs, [0])
         stages = sorted(Path(final.policy).parents[1].iterdir())
         assert [stage.name for stage in stages] == ["stage-0", "stage-1"]
-        first = json.loads((stages[0] / "result.json").read_text())
+        first, second = (json.loads((stage / "result.json").read_text()) for stage in stages)
         assert first["score"] is None and first["n_evaluated"] == 0, "only the last stage is tested"
+        assert first["steps"] == second["steps"] == 2, "a round takes what it took in the search"
+        assert second["n_evaluated"] == 4, "but the evaluation is that of every other final policy"
+        assert "make" not in caplog.text, "4 steps are no more than a baseline's 5"
+        # From the preceding checkpoint, and not from the base policy: the second program alone gives another policy.
+        (alone,) = protocol.train_final(ledger, programs[1:], [0])
+        weights = [(Path(policy) / "model.safetensors").read_bytes() for policy in (final.policy, alone.policy)]
+        assert weights[0] != weights[1]
+
+
+@pytest.mark.slow
+def test_derl_base_and_the_baselines_train_by_final_inner(tmp_path: Path) -> None:
+    with searched(tmp_path, [["g1", "g2"]], inner={"steps": 2, "eval_examples": 3}, final_inner=FINAL) as ledger:
+        (final,) = protocol.train_final(ledger, ["g1"], [0])
+        assert (final.result["steps"], final.result["n_evaluated"]) == (5, 4)
+        (final,) = protocol.train_final(ledger, ["g1+g2"], [0], inner={"eval_examples": None, "steps": 1})
+        assert (final.result["steps"], final.result["n_evaluated"]) == (1, 24), "the whole test split"
+
+
+@pytest.mark.slow
+def test_a_missing_checkpoint_between_two_rounds_is_an_error(tmp_path: Path, monkeypatch) -> None:
+    check = protocol._checked
+
+    def losing(outcome, program):
+        result = check(outcome, program)
+        shutil.rmtree(result["policy"])
+        return result
+
+    monkeypatch.setattr(protocol, "_checked", losing)
+    with searched(tmp_path, [["g1", "g2"], ["g2", "g1-g2"]], variant="full") as ledger:
+        with pytest.raises(FileNotFoundError, match="stage 2 of the final training .* which is missing"):
+            protocol.train_final(ledger, ["g1", "g2"], [0])
+        assert ledger.finals() == []
+
+
+def test_a_longer_training_than_a_baselines_is_said(caplog) -> None:
+    from derl_gym.envs.outer_loop import OuterLoop
+    from derl_gym.envs.settings import make_settings
+
+    def loop_of(task: str, **given) -> OuterLoop:
+        return OuterLoop(make_settings({"task": task, "variant": "full"} | given), lambda: "")
+
+    for environment in ("GSM8K", "MATH", "MATHAndGSM8K"):
+        paper = loop_of(f"derl_gym.tasks.mathematics:{environment}", preset="paper")
+        rounds, baseline = protocol.final_config(paper, True), protocol.final_config(paper, False)
+        assert (rounds.epochs, baseline.epochs, paper.settings.outer_steps) == (2, 15, 7)
+        assert (rounds.max_flops_ratio, rounds.eval_examples) == (None, None)
+        protocol._warn_if_longer(rounds, paper.settings.outer_steps, baseline)
+    assert caplog.text == "", "7 rounds of 2 epochs are 14, one fewer than the baselines' 15"
+    toy = loop_of("toy_tasks:Sized", inner={"steps": 2})
+    protocol._warn_if_longer(protocol.final_config(toy, True), 2, protocol.final_config(toy, False))
+    assert "2 rounds of 2 steps make 4, more than the 3 of a baseline (final_inner)" in caplog.text
+
+
+@pytest.mark.slow
+def test_what_the_splits_held_is_recorded_with_the_final_policy(tmp_path: Path) -> None:
+    with searched(tmp_path, [["g1", "g2"]], task="toy_tasks:Benchmarks") as ledger:
+        assert set(ledger.config["data"]) == {"train", "validation"}, "a search knows nothing of the test split"
+        (final,) = protocol.train_final(ledger, ["g1"], [0])
+        (row,) = ledger.finals()
+    assert row["result"]["data"] == {split: {"examples": 24, "sha256": f"24 of {split}"} for split in ("full", "test")}
+    assert set(final.scores) == {"easy", "hard"} and final.scores["hard"] == 0.0
+    assert final.test == pytest.approx((final.scores["easy"] + final.scores["hard"]) / 2)
+    assert final.standard_error == row["result"]["standard_error"] > 0
+
+
+@pytest.mark.slow
+def test_other_data_than_the_searchs_are_refused(tmp_path: Path, monkeypatch) -> None:
+    with searched(tmp_path / "run", [["g1", "g2"]]) as ledger:
+        loop = protocol.OuterLoop(protocol.settings_of(ledger.config), lambda: "")
+        monkeypatch.setattr(protocol.OuterLoop, "hashes", lambda self, *splits: dict.fromkeys(splits, "elsewhere"))
+        assert loop.hashes("full") == {"full": "elsewhere"}
+        with pytest.raises(protocol.InfrastructureFailure, match="data differ"):
+            protocol.train_final(ledger, ["g1"], [0])
 
 
 @pytest.mark.slow

@@ -103,3 +103,15 @@ class Boundless(Digits):
         Primitive("g1", "far too much", lambda completion, example: 1e16 * len(completion), None, 0.0, 1e18),
         *Digits.primitives[1:],
     )
+
+
+class Benchmarks(Tested):
+    """Two benchmarks, the second of which is never solved."""
+
+    headline = ("easy", "hard")
+
+    def load(self, split: Split) -> list[Example]:
+        return [example | {"benchmark": self.headline[i % 2]} for i, example in enumerate(super().load(split))]
+
+    def correct(self, completion: str, example: Example) -> bool:
+        return example["benchmark"] == "easy" and super().correct(completion, example)
