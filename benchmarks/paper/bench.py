@@ -15,30 +15,27 @@ import os
 import platform
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from cells import Cell, Command, Runs, Scale, cores
+from cells import Cell, Command, Runs, Scale, Step, cores
 from published import FLOPS_PER_OUTER_STEP
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from served import free_port, servable, served, why_not
+from served import StandIn
 
 from derl_gym.cli import main as derl_gym
-from derl_gym.cli.search import Plan, write_json
+from derl_gym.cli.search import write_json
 from derl_gym.report.estimates import duration, estimate, quantity
-from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.devices import visible_devices
 from derl_gym.trials.pool import warm_servers
 
 NO_RESULT = "smoke scale: it shows that every command runs; its numbers are no result"
 PACKAGES = ("derl-gym", "torch", "transformers", "trl", "vllm", "peft", "math-verify")
-PORT = "PORT"
-Step = Literal["search", "train", "analyse"]
 
 
 class Bench:
@@ -76,6 +73,8 @@ class Bench:
             given.seeds or (3 if given.scale == "paper" else 1),
             given.workers or len(visible_devices()) or cores(),
         )
+        self.stand_in: StandIn | None = None
+        self.runs = dataclasses.replace(self.runs, prompted=self._endpoint())
         self.missing: dict[Cell, str] = {}
         self.cells: dict[Cell, set[Step]] = {}
         self.console = Console(highlight=False)
@@ -86,6 +85,12 @@ class Bench:
     def scale(self) -> Scale:
         """The preset's name."""
         return self.runs.scale
+
+    @property
+    def seeds(self) -> str:
+        """What ours are a mean of, for captions."""
+        n = self.runs.seeds
+        return "one final policy" if n == 1 else f"mean over {n} seeds" + (", ± the 95 % t interval" if n > 2 else "")
 
     def _policy(self) -> str:
         given, scale = self.arguments.policy, self.arguments.scale
@@ -129,18 +134,20 @@ class Bench:
     def _fill(self, cell: Cell) -> None:
         wanted, runs = self.cells[cell], self.runs
         if not runs.searched(cell):
-            with self._proposer(cell) as runs:
-                if cell not in self.missing:
-                    self._do(runs.search_command(cell))
-        if cell in self.missing:
-            return
+            prompted = cell.agent == "prompted"
+            if prompted and (reason := self._why_no_proposer()):
+                self.missing[cell] = reason
+                return
+            with self.stand_in.running() if prompted and self.stand_in else contextlib.nullcontext():
+                self._do(runs.search_command(cell))
         if reason := runs.why_nothing(cell):
             self.missing[cell] = reason
-        if "train" in wanted and not reason and (seeds := runs.seeds_left(cell)):
+            return
+        if "train" in wanted and (seeds := runs.seeds_left(cell)):
             apart = len(seeds) < runs.seeds  # some are known: the others need not be consecutive
             for some in [[seed] for seed in seeds] if apart else [seeds]:
                 self._do(runs.train_command(cell, some))
-        if "analyse" in wanted and not reason and not runs.analysed(cell):
+        if "analyse" in wanted and not runs.analysed(cell):
             self._do(runs.analyse_command(cell))
 
     def _do(self, command: Command) -> None:
@@ -149,65 +156,38 @@ class Bench:
             print(f"{self.name}: stopped; the same command goes on from here")
             raise SystemExit(code)
 
-    @contextlib.contextmanager
-    def _proposer(self, cell: Cell) -> Iterator[Runs]:
-        """The runs with the prompted proposer's endpoint, which the smoke scale starts itself."""
+    def _endpoint(self) -> tuple[str, ...]:
+        """Options of the prompted proposer; at smoke scale without an endpoint the script serves one itself."""
         given = self.arguments
-        if cell.agent != "prompted" or not self._stand_in():
-            if cell.agent == "prompted" and not importlib.util.find_spec("openai"):
-                self.missing[cell] = "the prompted proposer needs openai: pip install 'derl-gym[prompted]'"
-            elif cell.agent == "prompted" and not (given.base_url or os.environ.get("OPENAI_API_KEY")):
-                self.missing[cell] = "the prompted proposer needs OPENAI_API_KEY, or --base-url and --prompted-model"
-            yield self._with_proposer(cell)
-            return
-        if reason := why_not():
-            self.missing[cell] = reason
-            yield self.runs
-            return
-        folder, port = self.runs.out / self.scale / "served", self._port(cell)
-        loop = self.runs.loop(cell)
-        model = servable(loop.inner.policy or loop.task.base_policy, folder)
-        with served(model, port, folder / "log.txt"):
-            yield self._with_proposer(cell, model, f"http://127.0.0.1:{port}/v1")
+        if given.scale == "smoke" and not given.base_url and not os.environ.get("OPENAI_API_KEY"):
+            loop = self.runs.loop(Cell("GSM8K"))
+            self.stand_in = StandIn(loop.inner.policy or loop.task.base_policy, given.out / given.scale / "served")
+            return self.stand_in.options
+        return (f"model={given.prompted_model}", *([f"base_url={given.base_url}"] if given.base_url else []))
 
-    def _stand_in(self) -> bool:
-        return self.scale == "smoke" and not self.arguments.base_url and not os.environ.get("OPENAI_API_KEY")
-
-    def _with_proposer(self, cell: Cell, model: str = "", base_url: str = "") -> Runs:
-        if cell.agent != "prompted":
-            return self.runs
-        options = [f"model={model or self.arguments.prompted_model}"]
-        if url := base_url or self.arguments.base_url:
-            options.append(f"base_url={url}")
-        options += ["max_tokens=40"] if base_url else []
-        return dataclasses.replace(self.runs, prompted=tuple(options))
-
-    def _port(self, cell: Cell) -> int:
-        """The port that a search was begun with, which it must go on with; else a free one."""
-        folder = self.runs.folder(cell)
-        if (folder / SEARCH_FILE).exists():
-            return int(re.findall(r":(\d+)/", Plan.read(folder).agent_options["base_url"])[0])
-        return free_port()
+    def _why_no_proposer(self) -> str:
+        if self.stand_in:
+            return self.stand_in.why_not()
+        if not importlib.util.find_spec("openai"):
+            return "the prompted proposer needs openai: pip install 'derl-gym[prompted]'"
+        if not self.arguments.base_url and not os.environ.get("OPENAI_API_KEY"):
+            return "the prompted proposer needs OPENAI_API_KEY, or --base-url and --prompted-model"
+        return ""
 
     # -- what is said -----------------------------------------------------------------------------------
 
     def commands(self, cell: Cell) -> list[Command]:
         """All commands of a cell, from scratch."""
-        wanted = self.cells[cell]
-        runs = self._with_proposer(cell)
-        if cell.agent == "prompted" and self._stand_in():
-            loop = runs.loop(cell)
-            model = str(runs.out / self.scale / "served" / Path(loop.inner.policy or loop.task.base_policy).name)
-            runs = self._with_proposer(cell, model, f"http://127.0.0.1:{PORT}/v1")
+        wanted, runs = self.cells[cell], self.runs
         commands = [runs.search_command(cell)] if "search" in wanted else []
         commands += [runs.train_command(cell, range(runs.seeds))] if "train" in wanted else []
         return [*commands, runs.analyse_command(cell)] if "analyse" in wanted else commands
 
     def _announce(self) -> bool:
         """Say what is left to run. Returns whether anything is."""
-        left = {cell: self.runs.left(cell, "train" in wanted) for cell, wanted in self.cells.items()}
-        runs, stages, hours = (sum(one[key] for one in left.values()) for key in ("runs", "stages", "hours"))
-        tests = sum("analyse" in wanted and not self.runs.analysed(cell) for cell, wanted in self.cells.items())
+        left = {cell: self.runs.left(cell, wanted) for cell, wanted in self.cells.items()}
+        sums = [sum(one[key] for one in left.values()) for key in ("runs", "stages", "tests", "hours")]
+        runs, stages, tests, hours = sums
         print(
             f"{self.name}, {self.scale} scale: {len(left)} run directories in {self.runs.out / self.scale}; at most "
             f"{runs} inner runs, {stages} final trainings or rounds and {tests} test analyses left"
@@ -219,7 +199,7 @@ class Bench:
             print(f"policies kept for the test analyses: about {self._gigabytes(left):,.0f} GB on disk")
         if self.scale == "paper" and runs:
             low, high = (runs / 8 * flops for flops in FLOPS_PER_OUTER_STEP)
-            print(f"{low:.1e} to {high:.1e} FLOPs of search, at what the paper says of its 3B policy (appendix H)")
+            print(f"{low:.1e} to {high:.1e} FLOPs of search, if it costs what the paper's 3B policy did (appendix H)")
         if self.scale == "smoke":
             print(NO_RESULT)
         return bool(runs + stages + tests)

@@ -8,8 +8,9 @@ are in published.py, the arguments and the printing in bench.py.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,10 +23,11 @@ from derl_gym.protocol import TEST_ANALYSIS, final_config, length_of, select
 from derl_gym.trials.ledger import Ledger
 
 Scale = Literal["paper", "single-gpu", "smoke"]
+Step = Literal["search", "train", "analyse"]
 Command = list[str]
 PRIMITIVES = ("g1", "g2", "g3", "g4")
-GSM8K_STEPS = {"paper": 7}
-"""Outer steps of the studies on GSM8K (appendix F.4 of the paper); the other scales take the preset's."""
+GSM8K_STEPS = {"paper": 7, "smoke": 2}
+"""Outer steps of the studies on GSM8K: seven in the paper (appendix F.4), two where a proposer shall learn once."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +67,9 @@ class Cell:
 def gsm8k_derl(scale: Scale, **changes: Any) -> Cell:
     """DERL-base on GSM8K, which Table 4 and Figures 3, 5 and 6 share; with changes, another search beside it."""
     base = Cell("GSM8K", outer_steps=GSM8K_STEPS.get(scale), keep=True)
-    return dataclasses.replace(base, keep=False, **changes) if changes else base
+    if not changes:
+        return base
+    return dataclasses.replace(base, keep=False, outer_steps=1 if scale == "smoke" else base.outer_steps, **changes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +131,8 @@ class Runs:
         if cell.agent == "derl":
             command += ["--mask", "charset"]  # the paper's; parentheses need not balance
         options = {"random": ("prior=proposer",), "prompted": self.prompted}.get(cell.agent, ())
+        if self.scale == "smoke" and cell.agent != "prompted":
+            options = (*options, "cold_start_steps=60")
         command += ["--agent-options", *options] if options else []
         return [*command, "--out", str(self.folder(cell))]
 
@@ -189,11 +195,11 @@ class Runs:
         for row in finals:
             for benchmark, score in (row["result"].get("scores") or {self.loop(cell).task.name: row["test"]}).items():
                 scores.setdefault(benchmark, []).append(score)
-        spent = [row["result"] for row in finals]
+        spent = [stage for row in finals for stage in _stages(Path(row["policy"]))]
         return {
             "scores": scores,
             "programs": finals[0]["programs"] if finals else [],
-            "n_test": spent[0]["n_evaluated"] if spent else 0,
+            "n_test": finals[0]["result"]["n_evaluated"] if finals else 0,
             "inner_runs": len(trials),
             "search_seconds": sum(row["seconds"] or 0.0 for row in trials),
             "search_flops": sum(row["flops"] or 0.0 for row in trials),
@@ -201,18 +207,27 @@ class Runs:
             "final_flops": sum(result["flops"] for result in spent),
         }
 
-    def left(self, cell: Cell, final: bool) -> dict[str, float]:
-        """What is still to be run: inner runs, final stages, the hours that they may take, kept policies."""
+    def left(self, cell: Cell, wanted: Collection[Step]) -> dict[str, float]:
+        """What is still to be run: inner runs, final stages, test analyses; hours at most, policies to be kept."""
+        if self.searched(cell) and self.why_nothing(cell):
+            return {"runs": 0, "stages": 0, "tests": 0, "hours": 0, "kept": 0}
         loop = self.loop(cell)
         settings, config = loop.settings, final_config(loop, cell.variant == "full")
         runs = 0
         if not self.searched(cell):
-            ended = len(self.rows(cell)[0])
-            runs = max(0, settings.outer_steps * settings.group_size + (loop.inner.max_flops_ratio is not None) - ended)
-        stages = len(self.seeds_left(cell)) * (settings.outer_steps if cell.variant == "full" else 1) if final else 0
-        hours = (loop.inner.max_seconds or 0.0) / 3600
+            every = settings.outer_steps * settings.group_size + (loop.inner.max_flops_ratio is not None)
+            runs = max(0, every - len(self.rows(cell)[0]))
+        stages = len(self.seeds_left(cell)) * (settings.outer_steps if cell.variant == "full" else 1)
+        stages *= "train" in wanted
         longer = 1.25 * length_of(config)[0] / length_of(loop.inner)[0]  # the full training set is 5/4 of the search's
-        return {"runs": runs, "stages": stages, "hours": hours * (runs + longer * stages), "kept": runs * cell.keep}
+        hours = (loop.inner.max_seconds or 0.0) / 3600 * (runs + longer * stages)
+        tests = "analyse" in wanted and not self.analysed(cell)
+        return {"runs": runs, "stages": stages, "tests": int(tests), "hours": hours, "kept": runs * cell.keep}
+
+
+def _stages(policy: Path) -> list[dict[str, Any]]:
+    """Results of a final training's stages, of which the ledger holds the last."""
+    return [json.loads(file.read_text()) for file in sorted(policy.parents[1].glob("stage-*/result.json"))]
 
 
 def cores() -> int:

@@ -10,7 +10,7 @@ accuracies are those of Table 2's size. ALFWorld's part of the figure comes with
 from __future__ import annotations
 
 from bench import Bench
-from cells import Cell
+from cells import Cell, gsm8k_derl
 from published import FIGURE_4, FIGURE_4_SOURCE
 
 from derl_gym.report.runs import load_runs
@@ -22,7 +22,8 @@ KINDS = ("validation", "test")
 def main() -> None:
     """Run, print, write."""
     bench = Bench("figure4", __doc__)
-    cells = {"GSM8K": Cell("GSM8K", policy="Qwen/Qwen2.5-3B", keep=True), "MATH": Cell("MATH", keep=True)}
+    large = Cell("GSM8K", policy="Qwen/Qwen2.5-3B", keep=True)
+    cells = {"GSM8K": large if bench.scale == "paper" else gsm8k_derl(bench.scale), "MATH": Cell("MATH", keep=True)}
     bench.run(analysed=cells.values())
     rows = []
     for name, published in FIGURE_4.items():

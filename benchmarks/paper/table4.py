@@ -54,8 +54,7 @@ def main() -> None:
             )
             for row in rows
         ],
-        f"published: {TABLE_4_SOURCE}; n: {GROUP_SIZES_SOURCE}; Qwen2.5-1.5B\n"
-        f"ours: {bench.runs.seeds} seeds, ± half of the 95 % t interval, from three on",
+        f"published: {TABLE_4_SOURCE}; n: {GROUP_SIZES_SOURCE}; Qwen2.5-1.5B\nours: {bench.seeds}",
     )
     ours = {name: curve(bench, cell) for name, cell in curves.items()}
     steps = range(max(map(len, [*FIGURE_3.values(), *ours.values()])))
