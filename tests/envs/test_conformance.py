@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -17,17 +19,46 @@ import derl_gym
 from derl_gym.envs import TextAction, TokenByToken, UnitCube
 
 TINY = {"steps": 1, "batch_size": 16, "eval_examples": 8}
+TINY_MATHEMATICS = {
+    **{"steps": 1, "batch_size": 4, "num_generations": 2, "eval_examples": 2, "max_prompt_length": 300},
+    **{"max_completion_length": 4, "eval_max_completion_length": 4, "max_flops_ratio": None},
+}
 IDS = sorted(derl_gym.ENVIRONMENTS)
+SETTINGS: dict[str, dict] = {}
+"""By id: settings with which an inner run takes a moment."""
 WRAPPERS = [TokenByToken, TextAction, UnitCube]
 
 
-def make(environment_id: str, **settings) -> gym.Env:
-    return gym.make(environment_id, **{"inner": TINY, "outer_steps": 2, "group_size": 2} | settings)
+@pytest.fixture(scope="module")
+def few_problems(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first problems of every data set: reading all of them would take longer than training on them."""
+    folder = tmp_path_factory.mktemp("data")
+    for source in (data_dir / "gsm8k" / "train.jsonl", data_dir / "math" / "train.jsonl.gz"):
+        with gzip.open(source, "rt") if source.suffix == ".gz" else source.open() as file:
+            lines = [next(file) for _ in range(20)]
+        target = folder / source.parent.name / "train.jsonl"
+        target.parent.mkdir()
+        target.write_text("".join(lines))
+    return folder
 
 
 @pytest.fixture(params=IDS)
 def environment_id(request: pytest.FixtureRequest) -> str:
+    """An id with its ``SETTINGS``."""
+    SETTINGS["DERL-Arithmetic-v0"] = {"inner": TINY}
+    if request.param not in SETTINGS:
+        folder, policy = request.getfixturevalue("few_problems"), request.getfixturevalue("data_dir") / "stories260k"
+        SETTINGS[request.param] = {
+            "preset": "smoke",
+            "inner": TINY_MATHEMATICS | {"policy": str(policy)},
+            "data_dir": str(folder),
+            "task_options": {"check_data": False},
+        }
     return request.param
+
+
+def make(environment_id: str, **settings) -> gym.Env:
+    return gym.make(environment_id, **SETTINGS[environment_id] | {"outer_steps": 2, "group_size": 2} | settings)
 
 
 def test_gymnasium_checks_it_without_a_warning(environment_id: str) -> None:
@@ -86,11 +117,11 @@ def test_its_spec_rebuilds_it(environment_id: str, wrapper: type | None) -> None
         assert again.action_space == env.action_space
         assert again.observation_space == env.observation_space
         assert again.unwrapped.loop.settings.flip == ["g2"]
-        assert again.unwrapped.loop.settings.inner == TINY
+        assert again.unwrapped.loop.settings == env.unwrapped.loop.settings
 
 
 def test_the_vector_environment_is_made_by_its_entry_point(environment_id: str) -> None:
-    envs = gym.make_vec(environment_id, num_envs=3, inner=TINY, outer_steps=2)
+    envs = gym.make_vec(environment_id, num_envs=3, **SETTINGS[environment_id] | {"outer_steps": 2})
     observation, infos = envs.reset(seed=1)
     assert observation in envs.observation_space
     assert envs.action_space.sample() in envs.action_space
@@ -122,11 +153,15 @@ def test_its_documentation_names_every_argument_and_info() -> None:
         assert f"## {section}" in manual
 
 
-def test_making_one_imports_nothing_heavy(environment_id: str) -> None:
+@pytest.mark.parametrize("environment", IDS)
+def test_making_and_resetting_one_imports_nothing_heavy_and_reads_no_data(environment: str, tmp_path) -> None:
+    """The folder of data is empty, so that whoever looked into it would fail."""
     script = (
         "import sys, gymnasium, derl_gym, derl_gym.programs, derl_gym.trials.pool, derl_gym.protocol\n"
-        f"gymnasium.make({environment_id!r})\n"
-        "heavy = {'torch', 'transformers', 'trl', 'vllm', 'datasets', 'pandas'} & set(sys.modules)\n"
+        f"env = gymnasium.make({environment!r}, data_dir={str(tmp_path)!r}).unwrapped\n"
+        "_, info = env.reset(seed=0)\n"
+        "assert env.programs.shape and env.proposer and info['instruction']\n"
+        "heavy = {'torch', 'transformers', 'trl', 'vllm', 'datasets', 'pandas', 'sympy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
