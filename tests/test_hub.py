@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from derl_gym.hub import use_cache_without_network
+from derl_gym.hub import hub_answers, use_cache_without_network, where
 
 constants = pytest.importorskip("huggingface_hub.constants")
 
@@ -25,12 +25,12 @@ def listening(monkeypatch: pytest.MonkeyPatch):
 def test_a_hub_that_answers_is_asked(listening) -> None:
     listening()
     use_cache_without_network("some/model")
-    assert not constants.HF_HUB_OFFLINE
+    assert not constants.HF_HUB_OFFLINE and hub_answers()
 
 
 def test_a_hub_that_does_not_is_left_alone(listening) -> None:
     use_cache_without_network("some/model")
-    assert constants.HF_HUB_OFFLINE
+    assert constants.HF_HUB_OFFLINE and not hub_answers()
 
 
 def test_folders_and_proxies_need_no_answer(listening, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +38,17 @@ def test_folders_and_proxies_need_no_answer(listening, tmp_path: Path, monkeypat
     monkeypatch.setattr("urllib.request.getproxies", lambda: {"http": "http://proxy"})
     use_cache_without_network("some/model")
     assert not constants.HF_HUB_OFFLINE
+
+
+def test_where_a_model_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    snapshot = tmp_path / "hub" / "models--some--model" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    assert where(str(tmp_path)) == "folder"
+    assert where("some/model") == where("no/model") == where("../odd//name") == ""
+    (snapshot / "config.json").touch()
+    assert where("some/model") == "", "a configuration alone is no model"
+    (snapshot / "model.safetensors.index.json").touch()
+    assert where("some/model") == "cache"

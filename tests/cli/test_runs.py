@@ -78,7 +78,9 @@ def test_what_failed_for_good_is_one_line_and_exit_code_1(tmp_path, capsys):
 def test_the_final_training_opens_the_test_split_once(tmp_path, capsys):
     arguments = ["train", "toy_ids:DERL-Tested-v0", "--program", "average", "--out", str(tmp_path)]
     assert main(arguments) == 0
-    assert re.search(r"seed 0: .* % of the \d+ test examples, policy ", capsys.readouterr().out)
+    captured = capsys.readouterr()
+    assert re.search(r"seed 0: .* % of the 24 test examples \(standard error .* %\), policy ", captured.out)
+    assert "final training with (g1+g2)/2, seed 0: 2 steps" in captured.err
     assert main(arguments) == 1
     assert "opened before for (g1+g2)/2 with seed 0" in capsys.readouterr().err
     assert main([*arguments, "--again"]) == 0
@@ -87,3 +89,83 @@ def test_the_final_training_opens_the_test_split_once(tmp_path, capsys):
             (["(g1+g2)/2"], False),
             (["(g1+g2)/2"], True),
         ]
+
+
+def test_scores_by_benchmark_and_over_seeds(tmp_path, capsys):
+    arguments = ["train", "toy_ids:DERL-Benchmarks-v0", "--program", "outcome", "--seeds", "3", "--workers", "2"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    with Ledger(tmp_path, readonly=True) as ledger:
+        finals = {row["seed"]: row for row in ledger.finals()}
+    assert set(finals) == {0, 1, 2}
+    for seed, row in finals.items():
+        easy, error = 100 * row["result"]["scores"]["easy"], 100 * row["result"]["standard_error"]
+        assert lines[seed].startswith(
+            f"seed {seed}: {100 * row['test']:.1f} % of the 24 test examples "
+            f"(standard error {error:.1f} %, easy {easy:.1f} %, hard 0.0 %), policy "
+        )
+    assert re.fullmatch(r"test score: \d+\.\d ± \d+\.\d %", lines[3])
+    assert re.fullmatch(r"  easy: \d+\.\d ± \d+\.\d %", lines[4]) and lines[5] == "  hard: 0.0 ± 0.0 %"
+
+
+def test_a_preset_on_the_command_line(tmp_path, capsys):
+    arguments = ["search", "toy_ids:DERL-Sized-v0", "--preset", "large", "--agent", "random", "--inner", "steps=1"]
+    assert main([*arguments, "--outer-steps", "1", "--out", str(tmp_path)]) == 0
+    with Ledger(tmp_path, readonly=True) as ledger:
+        config = ledger.config
+        assert len(ledger.proposals()) == config["group_size"] == 2 and config["outer_steps"] == 1
+        assert (config["preset"], config["inner_config"]["temperature"]) == ("large", 0.5)
+    assert main(["train", "--run", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "% of the 4 test examples" in captured.out and ": 3 steps" in captured.err, "as final_inner says"
+    assert main(["report", str(tmp_path)]) == 0
+
+
+def test_the_reference_run_is_announced(tmp_path, capsys):
+    arguments = ["search", DIGITS, "--agent", "random", "--inner", "max_flops_ratio=1.3", "--out", str(tmp_path)]
+    assert main(arguments) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("reference run with g1: 1.3 x its FLOPs cap the other inner runs") == 1
+    assert "reference runs" in captured.out
+
+
+def test_a_search_is_analysed_on_test_when_it_is_finished(tmp_path, capsys):
+    tested = ["search", "toy_ids:DERL-Tested-v0", "--agent", "random", "--keep-policies", "--out", str(tmp_path / "a")]
+    assert main(tested) == 0
+    assert main(["analyse", str(tmp_path / "a"), "--workers", "2"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"step 2: validation \d+\.\d %, test \d+\.\d %\n\d policies, mean test score", out)
+    assert out.rstrip().endswith(f"results: {tmp_path / 'a' / 'test_analysis.json'}")
+    assert main(["search", DIGITS, "--agent", "random", "--out", str(tmp_path / "b")]) == 0
+    assert main(["analyse", str(tmp_path / "b")]) == 2
+    assert "keep_policies=True" in capsys.readouterr().err
+    with Ledger(tmp_path / "c", {"group_size": 3, "outer_steps": 2}) as ledger:
+        ledger.begin_episode(0, 0)
+    assert main(["analyse", str(tmp_path / "c")]) == 2
+    assert "is not finished: `derl-gym resume" in capsys.readouterr().err
+
+
+def test_gsm8k_is_searched_without_a_test_file_and_the_final_training_wants_one(tmp_path, capsys, data_dir):
+    data = tmp_path / "data"
+    (data / "gsm8k").mkdir(parents=True)
+    (data / "gsm8k" / "train.jsonl").symlink_to(data_dir / "gsm8k" / "train.jsonl")
+    inner = [f"policy={data_dir / 'stories260k'}", "steps=1", "max_completion_length=4", "eval_max_completion_length=4"]
+    search = ["search", "DERL-GSM8K-v0", "--preset", "smoke", "--agent", "random", "--data-dir", str(data)]
+    run = tmp_path / "run"
+    assert main([*search, "--inner", *inner, "max_prompt_length=300", "--workers", "2", "--out", str(run)]) == 0
+    with Ledger(run, readonly=True) as ledger:
+        assert [row["status"] for row in ledger.proposals()] == ["scored", "scored"]
+        record = ledger.config["data"]
+    assert {split: found["examples"] for split, found in record.items()} == {"train": 5978, "validation": 1495}
+    capsys.readouterr()
+    assert main(["train", "--run", str(run)]) == 2
+    assert "no gsm8k data: expected one of" in capsys.readouterr().err
+    (data / "gsm8k" / "test.jsonl").symlink_to(data_dir / "gsm8k" / "test.jsonl")
+    assert main(["train", "--run", str(run)]) == 0
+    assert "% of the 32 test examples" in capsys.readouterr().out
+    with Ledger(run, readonly=True) as ledger:
+        (final,) = ledger.finals()
+    data = final["result"]["data"]
+    assert {split: found["examples"] for split, found in data.items()} == {"full": 7473, "test": 1319}
+    assert main(["train", "--run", str(run)]) == 1, "the test split is opened once"
+    assert main(["train", "--run", str(run), "--again"]) == 0

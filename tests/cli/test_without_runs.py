@@ -45,10 +45,92 @@ def test_no_program_is_one_line_and_exit_code_1(capsys, program):
     assert captured.out == "" and captured.err.startswith("derl-gym: ") and captured.err.count("\n") == 1
 
 
-def test_envs_and_doctor_know_every_id(capsys):
+def test_envs_lists_every_id_with_its_presets(capsys):
     assert main(["envs"]) == 0
-    main(["doctor"])
-    assert capsys.readouterr().out.count(ARITHMETIC) == 2
+    text = capsys.readouterr().out
+    assert all(f"{name}: " in text for name in derl_gym.ENVIRONMENTS)
+    assert text.count("preset paper") == text.count("preset single-gpu") == text.count("preset smoke") == 3
+
+
+def test_a_sound_task_has_no_problem(capsys):
+    assert main(["envs", "--check", ARITHMETIC]) == 0
+    assert f"{ARITHMETIC}: no problem found" in capsys.readouterr().out
+
+
+def test_what_is_wrong_with_a_task_is_listed(capsys):
+    import toy_ids  # noqa: F401
+
+    assert main(["envs", "--check", "toy_ids:DERL-Faulty-v0"]) == 1
+    captured = capsys.readouterr()
+    assert "problem: g2 is 0.5 on the output" in captured.out
+    assert captured.err == "derl-gym: toy_ids:DERL-Faulty-v0: 10 problems\n"
+    assert main(["envs", "--data-dir", "x"]) == 2
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    monkeypatch.setattr("derl_gym.cli.doctor.hub_answers", lambda patience: False)
+
+
+def doctor(capsys, monkeypatch, code=0):
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["doctor"]) == code
+    lines = capsys.readouterr().out.splitlines()
+    return {name: verdict for line in lines if line.startswith("DERL-") for name, verdict in [line.split(": ", 1)]}
+
+
+def test_doctor_without_data_network_or_gpu(capsys, monkeypatch, no_hub):
+    monkeypatch.delenv("DERL_GYM_DATA", raising=False)
+    monkeypatch.setattr("derl_gym.cli.doctor.shutil.which", lambda name: None)
+    verdicts = doctor(capsys, monkeypatch)
+    assert verdicts.pop(ARITHMETIC) == "can run here"
+    assert set(verdicts) == {"DERL-GSM8K-v0", "DERL-MATH-v0", "DERL-MATH-GSM8K-v0"}
+    assert all("data" in verdict and "cannot run here" in verdict for verdict in verdicts.values())
+
+
+def test_doctor_looks_at_data_models_and_gpus_of_every_preset(capsys, monkeypatch, data_dir, no_hub):
+    monkeypatch.setattr("derl_gym.cli.doctor.shutil.which", lambda name: None)
+    verdicts = doctor(capsys, monkeypatch)
+    paper, smoke = (verdicts[f"DERL-MATH-v0 --preset {name}"] for name in ("paper", "smoke"))
+    assert "planned for a GPU of 80 GB, here is none" in paper
+    assert "the inner policy Qwen/Qwen2.5-3B is no folder" in paper
+    assert "the proposer Qwen/Qwen2.5-0.5B-Instruct is no folder" in paper
+    assert "GPU" not in smoke and "the inner policy HuggingFaceTB/SmolLM2-135M-Instruct is no folder" in smoke
+
+
+def test_doctor_counts_on_a_hub_that_answers(capsys, monkeypatch, data_dir):
+    monkeypatch.setattr("derl_gym.cli.doctor.hub_answers", lambda patience: True)
+    monkeypatch.setattr("derl_gym.cli.doctor._gpus", lambda: ([24.0, 85.5], "two"))
+    verdicts = doctor(capsys, monkeypatch)
+    assert verdicts["DERL-GSM8K-v0 --preset paper"] == (
+        "can run here, fetches the inner policy Qwen/Qwen2.5-1.5B, the proposer Qwen/Qwen2.5-0.5B-Instruct from the hub"
+    )
+    monkeypatch.setattr("derl_gym.cli.doctor._gpus", lambda: ([24.0], "one"))
+    verdicts = doctor(capsys, monkeypatch)
+    assert verdicts["DERL-GSM8K-v0 --preset single-gpu"] == (
+        "cannot run here: it is planned for a GPU of 80 GB, here are 24 GB"
+    )
+
+
+def test_doctor_fetches_data_from_a_hub_that_answers(capsys, monkeypatch):
+    monkeypatch.delenv("DERL_GYM_DATA", raising=False)
+    monkeypatch.setattr("derl_gym.cli.doctor.hub_answers", lambda patience: True)
+    verdicts = doctor(capsys, monkeypatch)
+    assert verdicts["DERL-GSM8K-v0 --preset smoke"].startswith("can run here, fetches its data, the inner policy")
+
+
+def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
+    from derl_gym.cli.doctor import _gpus
+
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559'\necho 'NVIDIA L4, 23034'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    sizes, names = _gpus()
+    assert [round(size, 1) for size in sizes] == [85.5, 24.2]
+    assert names == "NVIDIA H100 80GB HBM3, 86 GB; NVIDIA L4, 24 GB"
+    program.write_text("#!/bin/sh\necho broken >&2\nexit 9\n")
+    assert _gpus()[0] == [] and "fails" in _gpus()[1]
 
 
 @pytest.mark.parametrize(
@@ -93,6 +175,11 @@ def test_envs_and_doctor_know_every_id(capsys):
         (["train", ARITHMETIC, "--program", "g1", "--rule", "best"], "goes with --run DIR"),
         (["audit", "g1", "--env", "DERL-MyTask-v0"], "an id of your own package is written my_package:ID"),
         (["resume", "nowhere"], "nowhere"),
+        (["analyse", "nowhere"], "there is no ledger in nowhere"),
+        (["search", ARITHMETIC, "--preset", "huge"], "no preset 'huge'"),
+        (["search", "DERL-GSM8K-v0", "--preset", "huge"], "has paper, single-gpu, smoke"),
+        (["envs", "--check", "DERL-Nope-v0"], "DERL-Nope"),
+        (["train", "--run", "x", "--preset", "smoke"], "from the search: leave out --preset"),
         (["report", "nowhere"], "nowhere"),
     ],
 )
@@ -219,8 +306,8 @@ def test_values_are_json_python_or_text():
 
 def test_what_is_left_out_stays_as_the_id_says():
     assert Settings().to_dict() == {}
-    settings = Settings(outer_steps=3, workers=1, inner=("steps=2",), flip=("g2",), keep_policies=True)
-    assert settings.to_dict() == {**{"outer_steps": 3, "inner": {"steps": 2}, "flip": ["g2"], "keep_policies": True}}
+    settings = Settings(outer_steps=3, workers=1, inner=("steps=2",), flip=("g2",), preset="smoke")
+    assert settings.to_dict() == {**{"outer_steps": 3, "inner": {"steps": 2}, "flip": ["g2"], "preset": "smoke"}}
 
 
 def test_a_missing_package_is_said_before_anything_runs(capsys, monkeypatch, tmp_path):

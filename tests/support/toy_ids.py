@@ -7,3 +7,4 @@ derl_gym.register("DERL-Tested-v0", task="toy_tasks:Tested", outer_steps=2, grou
 derl_gym.register("DERL-Dying-v0", task="toy_tasks:Dying", outer_steps=2, group_size=3)
 derl_gym.register("DERL-Sized-v0", task="toy_tasks:Sized")
 derl_gym.register("DERL-Benchmarks-v0", task="toy_tasks:Benchmarks", outer_steps=2, group_size=3)
+derl_gym.register("DERL-Faulty-v0", task="toy_tasks:Faulty")

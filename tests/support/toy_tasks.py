@@ -115,3 +115,9 @@ class Benchmarks(Tested):
 
     def correct(self, completion: str, example: Example) -> bool:
         return example["benchmark"] == "easy" and super().correct(completion, example)
+
+
+class Faulty(Digits):
+    """Its second primitive gives a value that it does not declare."""
+
+    primitives = (Digits.primitives[0], Primitive("g2", "half of something", lambda completion, example: 0.5))
