@@ -258,8 +258,7 @@ def main() -> None:
         "every label of the GSM8K completions is met": right["labelled GSM8K completions"]["share in agreement"] == 1,
         "every MATH answer is what boxed(solution) gives": right["MATH"]["answer is what boxed(solution) gives"]
         == right["MATH"]["rows"] - right["MATH"]["without an answer"],
-        f"a hostile text takes less than twice the time limit of {checker.CPU_SECONDS:g} s": worst
-        < 2 * checker.CPU_SECONDS,
+        f"a hostile text takes less than {checker.WALL_SECONDS:g} s": worst < checker.WALL_SECONDS,
     }
     table = [
         ("uncontested pairs right", f"{right['pairs']['share right']:.1%} of {right['pairs']['uncontested']}"),

@@ -133,7 +133,9 @@ class _Comparison:
         if unit_a and unit_t and unit_a != unit_t:
             return False
         (name_a, right_a), (name_t, right_t) = named(value_a), named(value_t)
-        if not (name_a and name_t) or name_a == name_t:
+        sides = (value_a, name_a, right_a), (value_t, name_t, right_t)
+        equation = any("=" in value and not name and value == right for value, name, right in sides)
+        if not equation and (not (name_a and name_t) or name_a == name_t):
             value_a, value_t = right_a, right_t
         if _key(value_a) == _key(value_t):
             return True
