@@ -37,11 +37,22 @@ class InnerConfig:
     """"chat": prompts go through the chat template. "plain": text as it is. "auto": chat for a model that was
     taught to end its turns as its template does, plain for a base model."""
     max_prompt_length: int | None = None
-    """Tokens of a prompt. Longer ones are left out of training and count as unsolved in evaluation."""
+    """Tokens of a prompt. Longer ones are left out of training and count as unsolved in evaluation. Agent tasks have
+    ``max_episode_tokens`` instead."""
     max_completion_length: int = 16
-    """New tokens per completion."""
+    """New tokens per completion; of an agent task, per turn."""
     eval_max_completion_length: int | None = None
     """The same in evaluation; ``None``: as in training."""
+    max_turns: int = 30
+    """Turns of an episode of an agent task; one that takes more has failed to solve its game."""
+    max_episode_tokens: int | None = None
+    """Tokens of an episode of an agent task, observations and all; ``None``: the policy's whole context. An episode
+    without room for one more reply ends, and has failed to solve its game."""
+    world_workers: int = 2
+    """Processes of one inner run that play an agent task's world; how many episodes each can hold is the world's."""
+    algorithm: Literal["grpo", "rlvmr", "gigpo"] = "grpo"
+    """What credits an agent task's steps: "grpo", the program's reward alone, or a published baseline on top of it;
+    see ``credit.py``."""
     learning_rate: float = 1e-3
     lr_scheduler: str = "constant"
     optimizer: str = "adamw_torch"
@@ -102,6 +113,7 @@ class InnerConfig:
     def __post_init__(self) -> None:
         ones = "steps batch_size micro_batch_size updates_per_generation max_prompt_length max_completion_length"
         ones += " eval_max_completion_length eval_batch_size eval_samples eval_examples lora_rank gpus"
+        ones += " max_turns max_episode_tokens world_workers"
         positive = "epochs max_seconds max_tokens max_flops max_flops_ratio timeout temperature lora_alpha vllm_memory"
         free = "learning_rate adam_epsilon max_grad_norm beta eval_temperature"
         least: dict[str, float] = {
