@@ -1,0 +1,208 @@
+"""benchmarks/paper: the published numbers, the commands, and every script at smoke scale with real runs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from derl_gym.trials.ledger import Ledger
+
+PAPER = Path(__file__).parents[2] / "benchmarks" / "paper"
+SCRIPTS = ("table2", "table4", "figure4", "figure6")
+NO_RESULT = "its numbers are no result"
+
+
+@pytest.fixture(scope="module")
+def published():
+    names = {"__name__": "published"}
+    exec(compile((PAPER / "published.py").read_text(), "published.py", "exec"), names)
+    return names
+
+
+def start(script, *arguments, environment=None):
+    """A script in a process of its own, without an endpoint for the prompted proposer."""
+    given = {key: value for key, value in os.environ.items() if key != "OPENAI_API_KEY"}
+    return subprocess.Popen(
+        [sys.executable, str(PAPER / f"{script}.py"), *map(str, arguments)],
+        env=given | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(script, *arguments, code=0):
+    process = start(script, *arguments)
+    out, err = process.communicate(timeout=580)
+    assert process.returncode == code, out + err
+    return out, err
+
+
+def records(out):
+    """All that the run directories hold of ended runs, with the times at which they ended."""
+    found = {}
+    for path in sorted(out.rglob("ledger.sqlite")):
+        with Ledger(path.parent, readonly=True) as ledger:
+            rows = [(row["identity"], row["attempts"], row["ended_at"]) for row in ledger.trials()]
+            rows += [(row["programs"], row["seed"], row["again"], row["ended_at"]) for row in ledger.finals()]
+            found[path.parent.name] = rows
+    return found
+
+
+def numbers(published):
+    """Every number in a published table, as it is printed."""
+    if isinstance(published, dict):
+        return [text for value in published.values() for text in numbers(value)]
+    if isinstance(published, tuple):
+        return [text for value in published for text in numbers(value)]
+    return [f"{published:.1f}" if round(published, 1) == published else f"{published:.2f}"]
+
+
+def tables(out):
+    """What a script prints after its runs, without the names of files."""
+    start = re.search(r"^(Table|Figure) \d.*%", out, re.MULTILINE)
+    assert start is not None
+    return [line for line in out[start.start() :].splitlines() if not line.startswith("results: ")]
+
+
+def test_published_numbers(published):
+    table = published["TABLE_2"]
+    assert table["MATH"]["average"] == {"gsm8k": 83.6, "math": 54.9}
+    assert table["MATH and GSM8K"]["DERL-full"] == {"gsm8k": 87.6, "math": 60.2}
+    # What the text says of Table 2: up to 3.9 points more on GSM8K, up to 4.2 fewer on MATH.
+    rows = [(rows["outcome"], rows[name]) for rows in table.values() for name in ("outcome+format", "average")]
+    assert max(other["gsm8k"] - outcome["gsm8k"] for outcome, other in rows) == pytest.approx(3.9)
+    assert max(outcome["math"] - other["math"] for outcome, other in rows) == pytest.approx(4.2)
+    # And of Figure 5: removing a primitive costs 1.3 at most, every vocabulary beats the baselines by up to 3.1.
+    study = published["TABLE_4"]
+    ablated = [study[f"DERL-base, {what}"] for what in ("remove g2", "remove g3", "remove g4", "flip g2")]
+    assert round(study["DERL-base"] - min(ablated[:3]), 1) == 1.3
+    assert round(max(ablated) - study["outcome"], 1) == 3.1
+    assert min(ablated) > study["average"] == 76.12
+    # Figure 3: seven steps; random search collapses at step 3, DERL ends where it is best.
+    assert {len(curve) for curve in published["FIGURE_3"].values()} == {7}
+    assert published["FIGURE_3"]["random search"][3] == 54.58
+    assert max(published["FIGURE_3"]["DERL-base"]) == published["FIGURE_3"]["DERL-base"][-1] == 78.3
+    figure = published["FIGURE_4"]
+    assert {task: {len(curve) for curve in kinds.values()} for task, kinds in figure.items()} == {
+        "ALFWorld (L2)": {16},
+        "GSM8K": {8},
+        "MATH": {8},
+    }
+    assert figure["MATH"]["test"][0] == 39.6 and figure["GSM8K"]["validation"][5] == 96.8
+    assert figure["ALFWorld (L2)"]["test"][12] == 54.9
+    shares = published["FIGURE_6"]
+    assert all(sum(step) == 100 for step in zip(*shares.values(), strict=True))
+    assert shares["unstable"][2] == 37.5 and shares["stable"][8] == 87.5
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_dry_run_at_paper_scale_lists_the_commands_and_what_they_cost(script, tmp_path):
+    out, _ = run(script, "--dry-run", "--out", tmp_path / "runs", "--workers", "8")
+    commands = [line for line in out.splitlines() if line.startswith("derl-gym ")]
+    assert all("--preset paper" in line or " --run " in line or " analyse " in line for line in commands)
+    searches = [line for line in commands if line.startswith("derl-gym search ")]
+    assert len(searches) == {"table2": 4, "table4": 9, "figure4": 2, "figure6": 1}[script]
+    assert "inner runs" in out and "GPU hours" in out and "GB on disk" in out and NO_RESULT not in out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_dry_run_has_the_papers_settings(tmp_path):
+    two, _ = run("table2", "--dry-run", "--out", tmp_path)
+    for program in ("outcome", "outcome+format", "average"):
+        assert f"train DERL-MATH-v0 --program {program} --seeds 3 " in two
+    assert "MATH-GSM8K-Qwen2.5-3B-derl-full-7x8" in two and "--variant full" in two
+    # Four searches: 64 programs twice, 7 rounds of 8 twice, a reference run for each.
+    assert "at most 244 inner runs, 66 final trainings or rounds" in two
+    four, _ = run("table4", "--dry-run", "--out", tmp_path)
+    assert four.count("--outer-steps 7") == 9 and "prior=proposer" in four and "model=gpt-4o" in four
+    assert "--primitives g1 g3 g4" in four and "--flip g2" in four
+    assert "--group-size 4" in four and "--group-size 6" in four and "--group-size 8" not in four, "8 is DERL-base"
+    shared = "GSM8K-Qwen2.5-1.5B-derl-base-7x8-kept"
+    assert shared in four and shared in run("figure6", "--dry-run", "--out", tmp_path)[0]
+    assert "MATH-Qwen2.5-3B-derl-base-8x8-kept" in two
+    assert "MATH-Qwen2.5-3B-derl-base-8x8-kept" in run("figure4", "--dry-run", "--out", tmp_path)[0]
+
+
+@pytest.mark.parametrize("scale", ["paper", "single-gpu"])
+def test_days_on_gpus_start_only_with_yes(scale, tmp_path):
+    out, err = run("table2", "--scale", scale, "--out", tmp_path / "runs", code=1)
+    assert "GPU hours" in out and "starts only with --yes" in err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory):
+    """The folder that the smoke runs share, as a user's would be."""
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.mark.slow
+def test_what_was_broken_off_goes_on(smoke, data_dir):
+    """Ctrl-C during the first outer step of the search that Table 4 needs as well."""
+    process = start("figure6", "--scale", "smoke", "--out", smoke, environment={"PYTHONUNBUFFERED": "1"})
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("step 1/2: "):
+            process.send_signal(signal.SIGINT)
+            break
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130 and "the same command goes on from here" in out, out + err
+    (before,) = records(smoke).values()
+    assert before, "the first step's runs have ended"
+    out, _ = run("figure6", "--scale", "smoke", "--out", smoke)
+    (after,) = records(smoke).values()
+    assert after[: len(before)] == before, "none of them was run again"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["figure6", "table4", "figure4", "table2"])
+def test_every_script_at_smoke_scale(script, smoke, data_dir, published):
+    out, _ = run(script, "--scale", "smoke", "--out", smoke, "--json", smoke / "copy.json")
+    parts = {
+        "table2": ["TABLE_2"],
+        "table4": ["TABLE_4", "GROUP_SIZES", "FIGURE_3"],
+        "figure4": ["FIGURE_4"],
+        "figure6": ["FIGURE_6"],
+    }[script]
+    missing = [text for part in parts for text in numbers(published[part]) if text not in out]
+    assert not missing
+    assert NO_RESULT in out and "cost of the whole: " in out
+    report = json.loads((smoke / "smoke" / f"{script}.json").read_text())
+    assert report == json.loads((smoke / "copy.json").read_text())
+    assert report["scale"] == "smoke" and report["is_a_result"] is False and report["versions"]["torch"]
+    for row in report["rows"]:
+        if script.startswith("table") and not row["missing"]:
+            benchmarks = {"table2": {"math", "gsm8k"}, "table4": {"gsm8k"}}[script]
+            assert set(row["ours"]) == benchmarks and row["n_test"] == 32 * len(benchmarks)
+            assert all(0 <= ours["mean"] <= 100 and len(ours["values"]) == 1 for ours in row["ours"].values())
+            assert row["final_seconds"] > 0 and row["final_flops"] > 0 and row["programs"]
+        assert row["missing"] or row["commands"][0].startswith("derl-gym ")
+    before = records(smoke)
+    again, _ = run(script, "--scale", "smoke", "--out", smoke)
+    assert "at most 0 inner runs, 0 final trainings or rounds and 0 test analyses left" in again
+    assert records(smoke) == before and "$ derl-gym" not in again
+    assert tables(again) == tables(out)
+
+
+@pytest.mark.slow
+def test_rows_hold_what_they_say(smoke, data_dir):
+    """After the scripts: full training goes through its rounds, ablated searches lack their primitive."""
+    if not (smoke / "smoke" / "table2.json").exists() or not (smoke / "smoke" / "table4.json").exists():
+        pytest.skip("runs after the scripts")
+    table = json.loads((smoke / "smoke" / "table2.json").read_text())
+    rows = {(row["trained_on"], row["row"]): row for row in table["rows"]}
+    assert len(rows) == 10 and rows["MATH", "average"]["programs"] == ["(g1+g2+g3+g4)/4"]
+    for trained_on in ("MATH", "MATH and GSM8K"):
+        assert len(rows[trained_on, "DERL-full"]["programs"]) == 2, "one program a round"
+        assert rows[trained_on, "DERL-base"]["inner_runs"] > 0 == rows[trained_on, "outcome"]["inner_runs"]
+    study = json.loads((smoke / "smoke" / "table4.json").read_text())
+    for row in study["rows"]:
+        if "remove" in row["row"]:
+            assert row["row"][-2:] not in "".join(row["programs"])
+    assert any(value is not None for value in study["figure_3"]["DERL-base"]["ours"])
