@@ -20,6 +20,8 @@ from derl_gym.inner.prompts import Prompt, stop_ids, token_ids
 
 Generate = Callable[[list[Prompt]], tuple[list[str], int]]
 """``generate(prompts) -> (completions, number of prompt and completion tokens)``."""
+Sample = Callable[[list[list[int]]], list[list[int]]]
+"""``sample(ids of prompts) -> new ids of each``, those that end a completion included."""
 
 
 VLLM_SEQUENCES = 256
@@ -63,9 +65,26 @@ def completion_length(config: InnerConfig) -> int:
     return config.eval_max_completion_length or config.max_completion_length
 
 
+def in_words(sample: Sample, tokenizer: PreTrainedTokenizerBase) -> Generate:
+    """The same with prompts and completions instead of their ids."""
+
+    def generate(prompts: list[Prompt]) -> tuple[list[str], int]:
+        ids = token_ids(prompts, tokenizer)
+        new = sample(ids)
+        return tokenizer.batch_decode(new, skip_special_tokens=True), sum(map(len, ids)) + sum(map(len, new))
+
+    return generate
+
+
 def transformers_generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: InnerConfig) -> Generate:
+    """:func:`transformers_sample` in words."""
+    return in_words(transformers_sample(model, tokenizer, config), tokenizer)
+
+
+def transformers_sample(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, config: InnerConfig) -> Sample:
     """Batched ``model.generate``, prompts padded on the left."""
     sampling = config.eval_temperature > 0
+    stops = stop_ids(model.generation_config, tokenizer)
     settings = GenerationConfig(
         max_new_tokens=completion_length(config),
         do_sample=sampling,
@@ -73,16 +92,15 @@ def transformers_generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
         top_k=0 if sampling else None,
         top_p=1.0 if sampling else None,
         pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=stop_ids(model.generation_config, tokenizer),
+        eos_token_id=stops,
     )
     precision = autocast_dtype(config)
 
-    def generate(prompts: list[Prompt]) -> tuple[list[str], int]:
-        completions: list[str] = []
-        tokens = 0
+    def sample(prompts: list[list[int]]) -> list[list[int]]:
+        completions: list[list[int]] = []
         model.eval()
         for start in range(0, len(prompts), config.eval_batch_size):
-            ids = token_ids(prompts[start : start + config.eval_batch_size], tokenizer)
+            ids = prompts[start : start + config.eval_batch_size]
             batch = tokenizer.pad({"input_ids": ids}, padding_side="left", return_tensors="pt").to(model.device)
             with (
                 torch.inference_mode(),
@@ -94,12 +112,15 @@ def transformers_generate(model: PreTrainedModel, tokenizer: PreTrainedTokenizer
                     attention_mask=batch["attention_mask"],
                     generation_config=settings,
                 )
-            new = output[:, batch["input_ids"].shape[1] :]
-            completions += tokenizer.batch_decode(new, skip_special_tokens=True)
-            tokens += int(batch["attention_mask"].sum()) + int((new != tokenizer.pad_token_id).sum())
-        return completions, tokens
+            completions += [_ended(row, stops) for row in output[:, batch["input_ids"].shape[1] :].tolist()]
+        return completions
 
-    return generate
+    return sample
+
+
+def _ended(ids: list[int], stops: list[int]) -> list[int]:
+    """Without what follows the first stop."""
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in stops), ids)
 
 
 @contextlib.contextmanager
@@ -116,7 +137,12 @@ def _only(model: PreTrainedModel, settings: GenerationConfig):
 
 
 def vllm_generate(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, config: InnerConfig) -> Generate:
-    """The trainer's colocated engine, with the trained weights pushed into it first."""
+    """:func:`vllm_sample` in words."""
+    return in_words(vllm_sample(trainer, config), tokenizer)
+
+
+def vllm_sample(trainer: GRPOTrainer, config: InnerConfig) -> Sample:
+    """The trainer's colocated engine, with the trained weights pushed into it first: training has to be over."""
     engine = trainer.vllm_generation
     evaluation: dict[str, Any] = {
         "temperature": config.eval_temperature,
@@ -127,24 +153,28 @@ def vllm_generate(trainer: GRPOTrainer, tokenizer: PreTrainedTokenizerBase, conf
         "repetition_penalty": 1.0,
         "logprobs": None,
     }
+    engine.sync_weights()
 
-    def generate(prompts: list[Prompt]) -> tuple[list[str], int]:
-        ids = token_ids(prompts, tokenizer)
-        engine.sync_weights()
+    def sample(prompts: list[list[int]]) -> list[list[int]]:
         training = {name: getattr(engine, name) for name in evaluation}
         vars(engine).update(evaluation)
         try:
-            _, new, _, _ = engine.generate(prompts=ids, images=None, num_generations=1)
+            _, new, _, _ = engine.generate(prompts=prompts, images=None, num_generations=1)
         finally:
             vars(engine).update(training)
-        return tokenizer.batch_decode(new, skip_special_tokens=True), sum(map(len, ids)) + sum(map(len, new))
+        return [list(ids) for ids in new]
 
-    return generate
+    return sample
 
 
 def vllm_generate_alone(
     policy: str, model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: InnerConfig, seed: int
 ) -> Generate:
+    """:func:`vllm_sample_alone` in words."""
+    return in_words(vllm_sample_alone(policy, model, config, seed), tokenizer)
+
+
+def vllm_sample_alone(policy: str, model: PretrainedConfig, config: InnerConfig, seed: int) -> Sample:
     """An engine of its own for a policy in a folder, where nothing is trained; ``model`` is its configuration."""
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]
 
@@ -156,18 +186,18 @@ def vllm_generate_alone(
     )
     settings = SamplingParams(temperature=config.eval_temperature, max_tokens=completion_length(config))
 
-    def generate(prompts: list[Prompt]) -> tuple[list[str], int]:
-        ids = token_ids(prompts, tokenizer)
-        outputs = engine.generate([{"prompt_token_ids": row} for row in ids], settings, use_tqdm=False)
-        new = [list(output.outputs[0].token_ids) for output in outputs]
-        return tokenizer.batch_decode(new, skip_special_tokens=True), sum(map(len, ids)) + sum(map(len, new))
+    def sample(prompts: list[list[int]]) -> list[list[int]]:
+        outputs = engine.generate([{"prompt_token_ids": row} for row in prompts], settings, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
 
-    return generate
+    return sample
 
 
 def vllm_context(config: InnerConfig, model: PretrainedConfig) -> int | None:
-    """Tokens of prompt and completion that vLLM has to hold; ``None``: the policy's whole context."""
-    if config.max_prompt_length is None:
-        return None
-    needed = config.max_prompt_length + max(config.max_completion_length, completion_length(config))
+    """Tokens of prompt and completion (or of an episode) that vLLM has to hold; ``None``: the policy's context."""
+    needed = config.max_episode_tokens
+    if needed is None:
+        if config.max_prompt_length is None:
+            return None
+        needed = config.max_prompt_length + max(config.max_completion_length, completion_length(config))
     return min(needed, getattr(model.get_text_config(), "max_position_embeddings", None) or needed)
