@@ -53,6 +53,7 @@ class ProgramReward:
 
     Attributes:
         rows: Per call, the mean reward and the mean of every primitive over the batch of all ranks.
+        last: This rank's rewards of the last call.
     """
 
     __name__ = "reward_program"
@@ -60,14 +61,17 @@ class ProgramReward:
     def __init__(self, program: RewardProgram, task: Task, examples: list[Example]) -> None:
         self.program, self.task, self.examples = program, task, examples
         self.rows: list[dict[str, float]] = []
+        self.last: list[float] = []
 
-    def __call__(self, completions: list[Any], example_index: list[int], **_: Any) -> list[float | None]:
-        """Rewards of N completions.
+    def __call__(
+        self, completions: list[Any], example_index: list[int], episode: list[Any] | None = None, **_: Any
+    ) -> list[float | None]:
+        """Rewards of N completions, or of N episodes where the task plays some.
 
         Raises:
             UndefinedReward: when the program is undefined on some completion, or too large for float32.
         """
-        texts = [c if isinstance(c, str) else c[-1]["content"] for c in completions]
+        texts = episode or [c if isinstance(c, str) else c[-1]["content"] for c in completions]
         examples = [self.examples[i] for i in example_index]
         values = np.asarray(self.task.primitive_values(texts, examples), dtype=np.float64)
         error, rewards = None, np.empty(0)
@@ -82,7 +86,8 @@ class ProgramReward:
         means = np.mean(gathered([float(rewards.mean()), *values.mean(axis=0).tolist()]), axis=0)
         names = ["reward", *(p.name for p in self.task.primitives)]
         self.rows.append(dict(zip(names, means.tolist(), strict=True)))
-        return [float(reward) for reward in rewards]
+        self.last = [float(reward) for reward in rewards]
+        return list(self.last)
 
     def _rewards(self, values: np.ndarray) -> np.ndarray:
         rewards = self.program(values)

@@ -1,6 +1,7 @@
-"""The embedded task with vLLM on a CPU: TRL's colocate mode needs two touches there, which a GPU does not.
+"""Tasks with vLLM on a CPU: TRL's colocate mode needs two touches there, which a GPU does not.
 
-Importing this changes vLLM and TRL in this process, so only the inner runs' processes import it.
+Importing this sets vLLM up for a CPU. What changes vLLM and TRL happens when a task's data are loaded, which only the
+inner runs' processes do.
 """
 
 from __future__ import annotations
@@ -19,14 +20,7 @@ import functools  # noqa: E402
 import importlib.util  # noqa: E402
 
 from derl_gym.tasks.arithmetic import Arithmetic  # noqa: E402
-
-
-class ArithmeticOnVllm(Arithmetic):
-    """The embedded task; loading its data prepares vLLM, which has to happen in the inner run's own process."""
-
-    def load(self, split):
-        prepare()
-        return super().load(split)
+from derl_gym.tasks.mathematics import GSM8K, MATH  # noqa: E402
 
 
 @functools.cache
@@ -35,6 +29,7 @@ def prepare() -> None:
         return
     import torch
     import trl.generation.vllm_generation as generation
+    import vllm
     import vllm.model_executor.layers.utils as utils
 
     def keep_weights(layer, remove_weight):
@@ -42,4 +37,24 @@ def prepare() -> None:
         layer.cpu_linear = torch.nn.functional.linear
 
     utils.dispatch_cpu_unquantized_gemm = keep_weights
-    generation.LLM = functools.partial(generation.LLM, dtype="float32", enforce_eager=True)
+    vllm.LLM = generation.LLM = functools.partial(vllm.LLM, dtype="float32", enforce_eager=True)
+
+
+class OnVllm:
+    """A task's other half: ``class GSM8KOnVllm(OnVllm, GSM8K)``."""
+
+    def load(self, split):
+        prepare()
+        return super().load(split)
+
+
+class ArithmeticOnVllm(OnVllm, Arithmetic):
+    pass
+
+
+class GSM8KOnVllm(OnVllm, GSM8K):
+    pass
+
+
+class MATHOnVllm(OnVllm, MATH):
+    pass
