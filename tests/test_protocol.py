@@ -185,5 +185,7 @@ def test_kept_policies_are_analysed_on_test(tmp_path: Path) -> None:
         scores = protocol.analyse_on_test(ledger)
         assert set(scores) == {trial["identity"] for trial in ledger.trials()}
         assert json.loads((tmp_path / "a" / protocol.TEST_ANALYSIS).read_text()) == scores
+        results = (tmp_path / "a" / "test_analysis").glob("*/result.json")
+        assert [json.loads(file.read_text())["n_evaluated"] for file in results] == [24, 24], "the whole split"
     with searched(tmp_path / "b", [["g1", "g2"]]) as ledger, pytest.raises(ValueError, match="keep_policies"):
         protocol.analyse_on_test(ledger)

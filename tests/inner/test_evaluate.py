@@ -125,3 +125,15 @@ def test_what_a_model_recommends_for_sampling_is_not_used(tmp_path: Path) -> Non
         texts.append(generate(prompts))
         assert model.generation_config.repetition_penalty == generation.get("repetition_penalty"), "given back"
     assert texts[0] == texts[1]
+
+
+def test_eval_examples_counts_for_each_benchmark() -> None:
+    examples = Parity().load("test")
+    assert [e["answer"] for e in evaluation.first_of_each(examples, 2)] == [0, 1, 2, 3]
+    assert evaluation.first_of_each(examples, 9) == evaluation.first_of_each(examples, None) == examples
+    of_one_kind = [{"prompt": str(i)} for i in range(4)]
+    assert evaluation.first_of_each(of_one_kind, 3) == of_one_kind[:3]
+    odd_last = sorted(examples, key=lambda e: e["benchmark"])
+    assert [e["answer"] for e in evaluation.first_of_each(odd_last, 1)] == [0, 1], (
+        "also where one comes after the other"
+    )
