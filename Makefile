@@ -30,6 +30,7 @@ bench: $(VENV)/.installed-test ## Run the benchmarks; they write benchmarks/resu
 	for name in programs overhead landscape learning; do \
 	  $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json || exit 1; \
 	done
+	$(if $(DERL_GYM_DATA),$(BIN)/python benchmarks/answers.py --out benchmarks/results/answers.json,@echo "answers.py left out: it needs DERL_GYM_DATA, the folder of data")
 
 clean: ## Remove virtual environments, caches and builds; runs/ is kept
 	rm -rf $(VENV) $(VLLM_VENV) build dist .pytest_cache .ruff_cache .hypothesis

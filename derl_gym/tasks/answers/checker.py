@@ -21,9 +21,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-CPU_SECONDS = 2.0
+CPU_SECONDS = 3.0
 """CPU time that one check may take."""
-WALL_SECONDS = 30.0
+WALL_SECONDS = 60.0
 """Seconds after which a check's process is killed, whatever it is doing; it matters on a very loaded machine only."""
 START_SECONDS = 120.0
 """Seconds that the child may take to import math-verify."""

@@ -22,6 +22,9 @@ DIGITS = 30
 """Of numerical comparisons; with math-verify's fifteen, numbers that differ by less than 1e-15 are equal."""
 
 
+_late = False
+
+
 class OutOfTime(BaseException):
     """The check's CPU time is over. No ``Exception``: sympy and math-verify catch those."""
 
@@ -77,13 +80,16 @@ def judge(compare: Callable[[str, str], bool], answer: str, truth: str, seconds:
     Python code is interrupted after ``seconds`` of CPU time; one call into C that goes on for half as long again is
     ended by the kernel, process and all, with SIGPROF.
     """
-    start = time.process_time()
+    global _late
+    _late, start = False, time.process_time()
     try:
         try:
             signal.setitimer(signal.ITIMER_PROF, 1.5 * seconds)
             # Again and again: an exception that is raised inside a destructor is lost.
             signal.setitimer(signal.ITIMER_VIRTUAL, seconds, seconds / 20)
             verdict = compare(answer, truth)
+            if _late:
+                raise OutOfTime  # somebody has swallowed it
         finally:
             _stop_timers()
     except OutOfTime:
@@ -102,6 +108,8 @@ def _stop_timers() -> None:
 
 
 def _out_of_time(number: int, frame: object) -> None:
+    global _late
+    _late = True
     raise OutOfTime
 
 

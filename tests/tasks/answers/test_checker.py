@@ -19,7 +19,7 @@ import pytest
 
 from derl_gym.tasks.answers import checker, equal, unfinished
 from derl_gym.tasks.answers.checker import GivenUp, verify
-from derl_gym.tasks.answers.worker import judge
+from derl_gym.tasks.answers.worker import _out_of_time, judge
 
 SLOW = (r"\int_0^1 e^{\sin(x)}\ln(x+2)dx", r"\int_0^1 e^{\cos(x)}\ln(x+3)dx")
 
@@ -81,7 +81,7 @@ def test_a_slow_check_is_given_up_counted_and_logged_once(caplog: pytest.LogCapt
         assert not equal(*SLOW)
     assert unfinished() == before + 1
     (record,) = [r for r in caplog.records if r.name == "derl_gym"]
-    assert record.levelno == logging.WARNING and "needs more than 2 s" in record.getMessage()
+    assert record.levelno == logging.WARNING and f"needs more than {checker.CPU_SECONDS:g} s" in record.getMessage()
     assert repr(SLOW[0]) in record.getMessage() and repr(SLOW[1]) in record.getMessage()
     assert children() == [pid]  # interrupted, not killed
     assert verify("2x", "x+x")[0]
@@ -233,6 +233,22 @@ def test_without_math_verify_the_error_says_what_to_install(tmp_path: Path, monk
     assert children() == []
     monkeypatch.undo()
     assert equal(r"\sqrt{8}", r"2\sqrt{2}")
+
+
+def test_time_that_is_over_counts_though_the_exception_was_swallowed():
+    def stubborn(answer: str, truth: str) -> bool:
+        for _ in range(2):
+            with contextlib.suppress(BaseException):
+                while True:
+                    pass
+        return True
+
+    handler = signal.signal(signal.SIGVTALRM, _out_of_time)
+    try:
+        assert judge(stubborn, "x", "x", 1.0) == {"unfinished": "it needs more than 1 s"}
+        assert judge(lambda answer, truth: True, "x", "x", 0.2)["equal"] is True
+    finally:
+        signal.signal(signal.SIGVTALRM, handler)
 
 
 def test_memory_is_bounded():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from derl_gym.tasks.answers import boxed, equal, final_answer, mentions, unfinished
+from derl_gym.tasks.answers import boxed, checker, equal, final_answer, mentions, unfinished
 
 sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
 import answers as benchmark  # noqa: E402
@@ -40,7 +40,7 @@ def test_any_text_is_survived(text: str, truth: str):
 def test_hostile_answers_are_refused_in_time(answer: str, truth: str):
     start = time.monotonic()
     assert not equal(answer, truth)
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < checker.WALL_SECONDS
     assert equal(answer, answer)
 
 
@@ -82,7 +82,7 @@ def test_a_long_list_of_hard_answers_shares_one_time_limit():
     before, start = unfinished(), time.monotonic()
     assert not equal(hard, other)
     assert unfinished() == before + 1
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < checker.WALL_SECONDS
 
 
 def test_importing_loads_no_library():
