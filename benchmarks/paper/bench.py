@@ -193,10 +193,10 @@ class Bench:
             f"{runs} inner runs, {stages} final trainings or rounds and {tests} test analyses left"
         )
         if self.scale != "smoke" and runs + stages:
+            print(f"at most {hours:,.0f} GPU hours, if every inner run takes its cap of time; see docs/scaling.md")
             print(
-                f"at most {hours:,.0f} GPU hours where every inner run takes its cap of time, as docs/scaling.md has it"
+                f"policies that are kept, final ones and those of test analyses: about {self._gigabytes(left):,.0f} GB"
             )
-            print(f"policies kept for the test analyses: about {self._gigabytes(left):,.0f} GB on disk")
         if self.scale == "paper" and runs:
             low, high = (runs / 8 * flops for flops in FLOPS_PER_OUTER_STEP)
             print(f"{low:.1e} to {high:.1e} FLOPs of search, if it costs what the paper's 3B policy did (appendix H)")

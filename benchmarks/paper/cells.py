@@ -195,7 +195,7 @@ class Runs:
         for row in finals:
             for benchmark, score in (row["result"].get("scores") or {self.loop(cell).task.name: row["test"]}).items():
                 scores.setdefault(benchmark, []).append(score)
-        spent = [stage for row in finals for stage in _stages(Path(row["policy"]))]
+        spent = [stage for row in finals for stage in _stages(Path(row["policy"])) or [row["result"]]]
         return {
             "scores": scores,
             "programs": finals[0]["programs"] if finals else [],
@@ -208,7 +208,7 @@ class Runs:
         }
 
     def left(self, cell: Cell, wanted: Collection[Step]) -> dict[str, float]:
-        """What is still to be run: inner runs, final stages, test analyses; hours at most, policies to be kept."""
+        """What is still to be run: inner runs, final stages, test analyses; hours at most, policies that are kept."""
         if self.searched(cell) and self.why_nothing(cell):
             return {"runs": 0, "stages": 0, "tests": 0, "hours": 0, "kept": 0}
         loop = self.loop(cell)
@@ -222,11 +222,12 @@ class Runs:
         longer = 1.25 * length_of(config)[0] / length_of(loop.inner)[0]  # the full training set is 5/4 of the search's
         hours = (loop.inner.max_seconds or 0.0) / 3600 * (runs + longer * stages)
         tests = "analyse" in wanted and not self.analysed(cell)
-        return {"runs": runs, "stages": stages, "tests": int(tests), "hours": hours, "kept": runs * cell.keep}
+        kept = runs if cell.keep else min(runs, settings.outer_steps) if cell.variant == "full" else 0
+        return {"runs": runs, "stages": stages, "tests": int(tests), "hours": hours, "kept": kept + stages}
 
 
 def _stages(policy: Path) -> list[dict[str, Any]]:
-    """Results of a final training's stages, of which the ledger holds the last."""
+    """Results of a final training's stages, of which the ledger holds the last; none where the folder is gone."""
     return [json.loads(file.read_text()) for file in sorted(policy.parents[1].glob("stage-*/result.json"))]
 
 
