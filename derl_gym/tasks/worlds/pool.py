@@ -156,6 +156,8 @@ class WorldPool:
         return value
 
     def _check_slots(self, slots: Iterable[int]) -> None:
+        if self._closed:
+            raise ValueError("the pool is closed")
         if unknown := sorted(slot for slot in slots if not 0 <= slot < self.slots):
             raise ValueError(f"slots are numbered from 0 to {self.slots - 1}, not {', '.join(map(str, unknown))}")
 
@@ -234,7 +236,7 @@ class WorldPool:
                 if self._running[number] is not None:
                     self._bury(number, "the call was interrupted")
             raise
-        return answers
+        return {slot: answers[slot] for slot in arguments}
 
     def _bury(self, number: int, reason: str) -> list[int]:
         """Kill a worker; the slots whose live episodes are lost with it."""

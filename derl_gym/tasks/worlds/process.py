@@ -42,6 +42,7 @@ class Worker:
     def __init__(self, reference: str, options: dict[str, Any]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._rest = b""
+        self._started: list[int] = []
         boot = json.dumps([os.getpid(), reference, options, sys.path])
         self._process: subprocess.Popen | None = subprocess.Popen(
             [sys.executable, "-P", "-c", _BOOT, boot],
@@ -95,9 +96,10 @@ class Worker:
         # While it is stopped it can start nothing more.
         with contextlib.suppress(ProcessLookupError):
             process.send_signal(signal.SIGSTOP)
-        started = descendants(process.pid) if process.returncode is None else []
+        if process.returncode is None:
+            self._started = descendants(process.pid)
         process.kill()
-        for pid in started:
+        for pid in self._started:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         process.wait()
@@ -106,11 +108,15 @@ class Worker:
     def hang_up(self) -> None:
         """Close its input: once it has answered what is under way, it ends by itself."""
         if self._process is not None and self._process.stdin is not None:
+            self._started = descendants(self._process.pid)
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
 
     def stop(self, deadline: float) -> None:
-        """Wait until it has ended, and kill it where it has not by ``deadline`` (of ``time.monotonic``)."""
+        """Wait until it has ended, and kill it where it has not by ``deadline`` (of ``time.monotonic``).
+
+        What it started and left behind is killed in either case.
+        """
         while self._process is not None and self._process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.005)
         self.kill()
