@@ -140,38 +140,6 @@ def make_envs(tmp_path):
 
 
 @pytest.fixture(scope="session")
-def tiny_lm(tmp_path_factory):
-    """Folder of a random causal LM whose tokens span several characters of a program, with a chat template."""
-    torch = pytest.importorskip("torch")
-    tokenizers = pytest.importorskip("tokenizers")
-    transformers = pytest.importorskip("transformers")
-    chars = [chr(code) for code in range(33, 127)] + ["\u0120", "\u010a"]
-    merges = [("g", "1"), ("g", "2"), ("+", "g1"), (")", "/"), ("*", "*"), ("1", "0"), ("0", "."), ("0.", "5")]
-    merges += [("o", "n"), ("\u0120", "g1")]
-    vocab = {char: i for i, char in enumerate(["<eos>", *chars, *("".join(merge) for merge in merges)])}
-    model = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocab, merges=merges))
-    model.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = tokenizers.decoders.ByteLevel()
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=model, eos_token="<eos>")
-    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[answer]"
-    config = transformers.LlamaConfig(
-        vocab_size=len(vocab) + 7,  # padded, as real models are
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=512,
-        eos_token_id=0,
-    )
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("tiny-lm")
-    transformers.LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="session")
 def stories260k():
     """Folder of a real pretrained model of 260,032 parameters."""
     folder = Path(os.environ.get("DERL_GYM_DATA", "nowhere")) / "stories260k"

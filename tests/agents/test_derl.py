@@ -177,28 +177,6 @@ def test_an_equal_group_changes_nothing(agent):
     assert agent.log[0]["reason"] == "all scores of the group are equal"
 
 
-def test_an_invalid_program_loses_probability(make_envs):
-    """Under the paper's mask: invalid programs stay in the group with score 0 and are learned from."""
-    envs = make_envs(num_envs=8, score=lambda text: 0.5)
-    agent = DERLProposer(envs, mask="charset", epochs=1, kl=0.0, seed=0, **QUICK)
-    envs.reset()
-    actions = agent.ask({}, {})
-    _, scores, *_, info = envs.step(actions)
-    invalid = info["status"] == "invalid"
-    assert 0 < invalid.sum() < 8 and (scores[invalid] == 0).all()
-    batch = agent.lm.batch(agent.samples)
-
-    def total():
-        with torch.no_grad():
-            taken = agent.lm.log_probs(batch).gather(2, batch.columns[..., None])[..., 0]
-        return (taken * batch.valid).sum(1).numpy()
-
-    before = total()
-    agent.tell(actions, scores, info)
-    change = total() - before
-    assert change[invalid].mean() < 0 < change[~invalid].mean()
-
-
 def test_the_prompt_is_encoded_once(make_envs, tiny_lm):
     agent = DERLProposer(make_envs(num_envs=8), model=str(tiny_lm), epochs=2, lr=1e-3)
     length, shapes, forward = len(agent.lm.prompt), [], agent.lm.model.forward

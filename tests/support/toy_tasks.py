@@ -121,3 +121,15 @@ class Faulty(Digits):
     """Its second primitive gives a value that it does not declare."""
 
     primitives = (Digits.primitives[0], Primitive("g2", "half of something", lambda completion, example: 0.5))
+
+
+class Leased(Digits):
+    """Every inner run leaves the devices that it may use in a file of the folder."""
+
+    def __init__(self, data_dir: str | None = None, folder: str = "") -> None:
+        super().__init__(data_dir)
+        self.folder = folder
+
+    def load(self, split: Split) -> list[Example]:
+        Path(self.folder, str(os.getpid())).write_text(os.environ.get("CUDA_VISIBLE_DEVICES", "all"))
+        return super().load(split)
