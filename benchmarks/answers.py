@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from derl_gym.tasks.answers import boxed, checker, equal, final_answer, unfinished
+from derl_gym.tasks.answers.compare import compared
 
 HOSTILE = {
     "42^{9999999}": (r"42^{9999999}", "42"),
@@ -151,8 +152,9 @@ def timings(folder: Path, rows: list[dict[str, str]]) -> dict[str, Any]:
     try:
         for test in tests:
             in_child.clear()
+            compared.cache_clear()
             start = time.process_time()
-            equal.__wrapped__(*test)
+            equal(*test)
             (asked if in_child else here)[test] = time.process_time() - start + sum(in_child)
     finally:
         checker.verify = verify

@@ -33,7 +33,6 @@ _MISREAD = re.compile(r"[0-9] +\.?[0-9]|[0-9] ?_")
 """Math-verify adds two numbers that stand side by side, and drops the base of a numeral."""
 
 
-@lru_cache(maxsize=65536)
 def equal(answer: str, truth: str) -> bool:
     r"""Whether the answer equals the truth, mathematically.
 
@@ -61,6 +60,12 @@ def equal(answer: str, truth: str) -> bool:
         return True
     if max(len(answer), len(truth)) > LONGEST_ANSWER or max(_depth(answer), _depth(truth)) > DEEPEST_NESTING:
         return answer.split() == truth.split()
+    return compared(answer, truth)
+
+
+@lru_cache(maxsize=65536)  # of short texts only: a policy writes the same answers again and again
+def compared(answer: str, truth: str) -> bool:
+    """See :func:`equal`, which compares long texts itself."""
     try:
         return _Comparison().same(normal_form(answer), normal_form(truth))
     except checker.GivenUp:
