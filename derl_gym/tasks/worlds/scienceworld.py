@@ -39,7 +39,7 @@ class ScienceWorld(World):
     A game is a task and a variation, ``"boil/12"``. It is won with a score of 100 and not otherwise, whatever the
     simulator calls completed. ``Turn.score`` is the simulator's score / 100; a wrong focus gives -1 and ends the
     episode. A command that could mean several things is answered with a menu; a number of it may follow, and any other
-    command cancels it.
+    command cancels it, which takes a moment of the simulator's time.
 
     Args:
         simplifications: The simulator's presets, separated by commas; ``""`` for none.
