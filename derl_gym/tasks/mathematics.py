@@ -147,7 +147,7 @@ class Mathematics(Task):
         max_flops_ratio=1.3,
         timeout=8 * 3600.0,
     )
-    final_inner: ClassVar[dict] = {"epochs": 15, "max_seconds": None, "timeout": 24 * 3600.0}
+    final_inner: ClassVar[dict] = {"epochs": 15, "max_seconds": None, "timeout": 72 * 3600.0}
     presets: ClassVar[dict[str, Preset]] = {
         "paper": Preset(
             "the paper's settings; every inner run on an 80 GB GPU of its own",
