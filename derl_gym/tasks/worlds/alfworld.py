@@ -87,8 +87,8 @@ class ALFWorld(World):
         """
         with undisturbed(), _translations(self.memo):
             if self._env is None:
-                import textworld
-                from textworld.envs.pddl import PddlEnv
+                import textworld  # pyright: ignore[reportMissingImports]
+                from textworld.envs.pddl import PddlEnv  # pyright: ignore[reportMissingImports]
 
                 # One for all episodes: each copies a library of its own that is never given back.
                 self._env = PddlEnv(textworld.EnvInfos(won=True, admissible_commands=True))
@@ -123,7 +123,7 @@ class ALFWorld(World):
         return Turn(observation, list(state["admissible_commands"]), self._won, self._won, float(self._won), task)
 
     def _load(self, game_id: str) -> None:
-        from alfworld.agents.utils.misc import Demangler
+        from alfworld.agents.utils.misc import Demangler  # pyright: ignore[reportMissingImports]
 
         game = self._read(game_id)
         if not self.old_grammar and is_old(game):
@@ -171,7 +171,7 @@ def undisturbed() -> Iterator[None]:
 
 @functools.cache
 def _kept_translations() -> Callable[..., Any]:
-    import fast_downward
+    import fast_downward  # pyright: ignore[reportMissingImports]
 
     return functools.lru_cache(TRANSLATIONS)(fast_downward.pddl2sas)
 
@@ -179,7 +179,7 @@ def _kept_translations() -> Callable[..., Any]:
 @contextlib.contextmanager
 def _translations(memo: bool) -> Iterator[None]:
     """Within the block a game's translation is computed once; it depends on the game's text alone."""
-    import fast_downward
+    import fast_downward  # pyright: ignore[reportMissingImports]
 
     original = fast_downward.pddl2sas
     if memo:

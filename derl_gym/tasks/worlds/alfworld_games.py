@@ -63,8 +63,8 @@ def generate(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
         ImportError: alfworld is not installed.
     """
     try:
-        from alfworld.gen.goal_library import gdict
-        from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+        from alfworld.gen.goal_library import gdict  # pyright: ignore[reportMissingImports]
+        from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise ImportError(f"ALFWorld is not installed: pip install 'derl-gym[alfworld]' ({error})") from error
     domain, grammar = Path(ALFRED_PDDL_PATH).read_text(), Path(ALFRED_TWL2_PATH).read_text()

