@@ -11,17 +11,18 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import pytest
-import vllm_on_cpu
 
 import derl_gym  # noqa: F401
 from derl_gym.protocol import train_final
 from derl_gym.trials.ledger import Ledger
 from derl_gym.trials.pool import Job, LocalPool
 
-pytestmark = [
-    pytest.mark.vllm,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed"),
-]
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+import vllm_on_cpu  # noqa: E402  sets the environment of this process
+
+pytestmark = pytest.mark.vllm
 
 ARITHMETIC = vllm_on_cpu.ArithmeticOnVllm()
 GREEDY = {"backend": "vllm", "eval_temperature": 0.0, "eval_examples": 64, "max_prompt_length": 8}
