@@ -8,7 +8,9 @@ What the policy did not write is masked out of the loss, and no completion ends 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,13 +26,17 @@ from derl_gym.inner.prompts import Style, prompt_of, token_ids
 from derl_gym.inner.ranks import gathered
 from derl_gym.inner.stage import Stage
 from derl_gym.tasks.agent import NO_ACTION, AgentTask, Episode, Move, Status, command_of
-from derl_gym.tasks.base import Example
+from derl_gym.tasks.base import Example, Task
 from derl_gym.tasks.worlds import Turn, WorldPool
 
 Sampled = tuple[list[list[int]], list[list[float]] | None]
 """New ids of each row, and their log-probabilities where the engine gives them."""
 
+Play = Callable[[list[Example]], tuple[list[Episode], int]]
+"""``play(examples) -> (episodes, number of tokens)``: what the evaluation of an agent task asks."""
 _SAID = "derl-gym-said"
+
+os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # that rollout_func may change is why trl's version is pinned
 
 
 class Conversation:
@@ -46,7 +52,8 @@ class Conversation:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, style: Style, stops: Sequence[int]) -> None:
-        self.tokenizer, self.style = tokenizer, style
+        self.tokenizer = tokenizer
+        self.style: Style = style
         after = self._after_reply("")
         self._ends = next((i + 1 for i, token in enumerate(after) if token in stops), 0)
         end: Any = after[self._ends - 1] if self._ends else tokenizer.eos_token_id
@@ -146,63 +153,90 @@ class Track:
         self.message = []
 
 
-def play(
-    task: AgentTask,
-    games: Sequence[str],
-    pool: WorldPool,
-    sample: Callable[[list[list[int]]], Sampled],
-    conversation: Conversation,
-    limits: Limits,
-) -> list[Track]:
-    """Play an episode of every game, as many at a time as the pool has slots.
+@dataclasses.dataclass(frozen=True)
+class Playing:
+    """What it takes to play a task's games: the task, processes that play its world, the policy's messages."""
 
-    An episode that ends makes room for the next one, so that the batch stays full. The policy's action is carried out
-    where it is clear, admissible or not.
+    task: AgentTask
+    pool: WorldPool
+    conversation: Conversation
 
-    Args:
-        task: Says the words of a turn.
-        games: Their ids, repetitions allowed.
-        pool: Of the task's world.
-        sample: The policy.
-        conversation: Its messages.
-        limits: Of an episode.
+    def play(self, games: Sequence[str], sample: Callable[[list[list[int]]], Sampled], limits: Limits) -> list[Track]:
+        """Play an episode of every game, as many at a time as the pool has slots.
 
-    Returns:
-        The episodes, in the order of the games.
+        An episode that ends makes room for the next one, so that the batch stays full. The policy's action is carried
+        out where it is clear, admissible or not.
+
+        Args:
+            games: Their ids, repetitions allowed.
+            sample: The policy: new ids for rows of ids.
+            limits: Of an episode.
+
+        Returns:
+            The episodes, in the order of the games.
+
+        Raises:
+            WorldFailed: a world failed again and again.
+        """
+        tracks = [Track(Episode(game)) for game in games]
+        waiting, live, stage = deque(tracks), dict[int, Track](), Stage(self.pool)
+        while waiting or live:
+            free = [slot for slot in range(self.pool.slots) if slot not in live]
+            new = {slot: waiting.popleft() for slot in free[: len(waiting)]}
+            for slot, turn in stage.begin({slot: track.episode.game for slot, track in new.items()}).items():
+                new[slot].turn, new[slot].prompt = turn, self.conversation.opening(self.task.opening(turn))
+            live |= new
+            for slot, track in list(live.items()):
+                if status := _ended(track, limits):
+                    track.episode.status = status
+                    del live[slot]
+            if not live or (waiting and len(live) < self.pool.slots):
+                continue
+            slots = sorted(live)
+            replies, logprobs = sample([live[slot].context for slot in slots])
+            commands: dict[int, str] = {}
+            for number, slot in enumerate(slots):
+                track, text = live[slot], self.conversation.text(replies[number])
+                track.add(list(replies[number]), None if logprobs is None else logprobs[number])
+                command, available = command_of(text, track.turn.admissible)
+                track.episode.moves.append(Move(track.turn.observation, text, available))
+                if command is not None:
+                    commands[slot] = command
+            turns = stage.step(commands)
+            for number, slot in enumerate(slots):
+                track = live[slot]
+                track.turn = turns.get(slot) or dataclasses.replace(track.turn, observation=NO_ACTION)
+                track.message = self.conversation.following(self.task.message(track.turn), replies[number])
+        return tracks
+
+    def for_evaluation(self, sample: Sample, limits: Limits) -> Play:
+        """Episodes of examples' games, for ``evaluate.py``."""
+
+        def play_examples(examples: list[Example]) -> tuple[list[Episode], int]:
+            tracks = self.play([example["game"] for example in examples], lambda rows: (sample(rows), None), limits)
+            return [track.episode for track in tracks], sum(len(t.prompt) + len(t.completion) for t in tracks)
+
+        return play_examples
+
+
+def worlds_of(task: Task, config: InnerConfig) -> contextlib.AbstractContextManager[WorldPool | None]:
+    """The processes that play an agent task's world while the context lasts; of another task none.
 
     Raises:
-        WorldFailed: a world failed again and again.
+        ValueError: settings that do not go together with the task.
     """
-    tracks = [Track(Episode(game)) for game in games]
-    waiting, live, stage = deque(tracks), dict[int, Track](), Stage(pool)
-    while waiting or live:
-        free = [slot for slot in range(pool.slots) if slot not in live]
-        new = {slot: waiting.popleft() for slot in free[: len(waiting)]}
-        for slot, turn in stage.begin({slot: track.episode.game for slot, track in new.items()}).items():
-            new[slot].turn, new[slot].prompt = turn, conversation.opening(task.opening(turn))
-        live |= new
-        for slot, track in list(live.items()):
-            if status := _ended(track, limits):
-                track.episode.status = status
-                del live[slot]
-        if not live or (waiting and len(live) < pool.slots):
-            continue
-        slots = sorted(live)
-        replies, logprobs = sample([live[slot].context for slot in slots])
-        commands: dict[int, str] = {}
-        for number, slot in enumerate(slots):
-            track, text = live[slot], conversation.text(replies[number])
-            track.add(list(replies[number]), None if logprobs is None else logprobs[number])
-            command, available = command_of(text, track.turn.admissible)
-            track.episode.moves.append(Move(track.turn.observation, text, available))
-            if command is not None:
-                commands[slot] = command
-        turns = stage.step(commands)
-        for number, slot in enumerate(slots):
-            track = live[slot]
-            track.turn = turns.get(slot) or dataclasses.replace(track.turn, observation=NO_ACTION)
-            track.message = conversation.following(task.message(track.turn), replies[number])
-    return tracks
+    if not isinstance(task, AgentTask):
+        if config.algorithm != "grpo":
+            raise ValueError(
+                f"inner.algorithm={config.algorithm!r} credits the steps of episodes: {task.name} has none"
+            )
+        return contextlib.nullcontext()
+    if config.vllm_tensor_parallel > 1:
+        raise ValueError(
+            f"inner.vllm_tensor_parallel must be 1 for the agent task {task.name}: GPUs that share an engine would "
+            "have to play in step"
+        )
+    return task.open_pool(config.world_workers)
 
 
 def _ended(track: Track, limits: Limits) -> Status | None:
@@ -217,70 +251,43 @@ def _ended(track: Track, limits: Limits) -> Status | None:
     return None
 
 
-Play = Callable[[list[Example]], tuple[list[Episode], int]]
-"""``play(examples) -> (episodes, number of tokens)``: what the evaluation of an agent task asks."""
-
-
-def player(task: AgentTask, pool: WorldPool, sample: Sample, conversation: Conversation, limits: Limits) -> Play:
-    """Episodes for the evaluation, sampled as ``generate.py`` does it."""
-
-    def play_examples(examples: list[Example]) -> tuple[list[Episode], int]:
-        games = [example["game"] for example in examples]
-        tracks = play(task, games, pool, lambda rows: (sample(rows), None), conversation, limits)
-        tokens = sum(len(track.prompt) + len(track.completion) for track in tracks)
-        return [track.episode for track in tracks], tokens
-
-    return play_examples
-
-
 class EpisodeTrainer(GRPOTrainer):
     """``trl.GRPOTrainer`` whose rollouts are episodes. Its prompts are the examples' numbers, as text.
 
     A row of a batch names an example, and ``trl`` repeats it for each rollout of a group: a group plays one game.
 
     Args:
-        task: The task.
+        playing: Plays the games.
         examples: Of the training split.
-        pool: Of the task's world.
-        conversation: The policy's messages.
         limits: Of an episode.
-        algorithm: "grpo", "rlvmr" or "gigpo"; see :mod:`derl_gym.inner.credit`.
+        algorithm: "grpo", "rlvmr" or "gigpo"; see ``credit.py``.
         **settings: Of ``GRPOTrainer``.
     """
 
     def __init__(
-        self,
-        *,
-        task: AgentTask,
-        examples: list[Example],
-        pool: WorldPool,
-        conversation: Conversation,
-        limits: Limits,
-        algorithm: str,
-        **settings: Any,
+        self, playing: Playing, examples: Sequence[Example], limits: Limits, algorithm: str, **settings: Any
     ) -> None:
-        self._task, self._games = task, [example["game"] for example in examples]
-        self._world, self._conversation, self._limits, self._algorithm = pool, conversation, limits, algorithm
+        self._playing, self._limits, self._algorithm = playing, limits, algorithm
+        self._games = [example["game"] for example in examples]
         super().__init__(rollout_func=self._rollout, **settings)  # type: ignore[arg-type]
 
-    def _rollout(self, prompts: list[str], trainer: Any) -> dict[str, list]:
-        games = [self._games[int(prompt)] for prompt in prompts]
-        tracks = play(self._task, games, self._world, self._sample, self._conversation, self._limits)
+    def _rollout(self, prompts: list[str], trainer: Any) -> dict[str, list | None]:
+        tracks = self._playing.play([self._games[int(prompt)] for prompt in prompts], self._sample, self._limits)
         if not any(gathered(any(track.episode.moves for track in tracks))):
             raise ValueError(
-                f"no episode has room for a single reply: the first message of game {games[0]!r} has "
+                f"no episode has room for a single reply: the first message of game {tracks[0].episode.game!r} has "
                 f"{len(tracks[0].prompt)} tokens, a reply may have {self._limits.reply}, an episode "
                 f"{self._limits.tokens} (inner.max_episode_tokens, and the policy's context)"
             )
         for track in tracks:
             if not track.episode.moves:  # trl wants a completion: one that is masked out
-                track.completion, track.turn_of, track.logprobs = [self._conversation.end], [-1], [0.0]
+                track.completion, track.turn_of, track.logprobs = [self._playing.conversation.end], [-1], [0.0]
         # trl counts the prompts and what the policy wrote.
         self.state.num_input_tokens_seen += sum(gathered(sum(track.turn_of.count(-1) for track in tracks)))
         return {
             "prompt_ids": [track.prompt for track in tracks],
             "completion_ids": [track.completion for track in tracks],
-            "logprobs": [track.logprobs for track in tracks] if self.use_vllm else None,  # type: ignore[dict-item]
+            "logprobs": [track.logprobs for track in tracks] if self.use_vllm else None,
             "env_mask": [track.mask for track in tracks],
             "episode": [track.episode for track in tracks],
             "turn_of": [track.turn_of for track in tracks],
@@ -297,16 +304,19 @@ class EpisodeTrainer(GRPOTrainer):
 
     def _per_token(self, inputs: list[dict[str, Any]], output: dict[str, Any]) -> torch.Tensor:
         """Float32 (B, T): the advantage of the turn that a token belongs to; 0 where the policy did not write it."""
-        rewards: Any = self.reward_funcs[0]
-        parts = gathered(([row["episode"] for row in inputs], rewards.last))  # a group may lie on two ranks
-        episodes = [episode for part, _ in parts for episode in part]
+        reward: Any = self.reward_funcs[0]
+        parts = gathered(([row["episode"] for row in inputs], reward.last))  # a group may lie on two ranks
         credit = step_advantages(
-            self._algorithm, episodes, [reward for _, part in parts for reward in part], self.num_generations
+            self._algorithm,
+            [episode for episodes, _ in parts for episode in episodes],
+            [reward for _, rewards in parts for reward in rewards],
+            self.num_generations,  # type: ignore[arg-type]
+            self._playing.task.compat,
         )
-        mine = credit[(first := self.accelerator.process_index * len(inputs)) : first + len(inputs)]
+        first = self.accelerator.process_index * len(inputs)
         advantages = torch.zeros(output["completion_ids"].shape, dtype=torch.float32)
         for i, row in enumerate(inputs):
-            turns = torch.tensor(row["turn_of"])
-            # The row's last entry stands for turn -1.
-            advantages[i, : len(turns)] = torch.tensor([*mine[i], 0.0], dtype=torch.float32)[turns]
+            # The last entry stands for turn -1.
+            of_turns = torch.tensor([*credit[first + i], 0.0], dtype=torch.float32)
+            advantages[i, : len(row["turn_of"])] = of_turns[torch.tensor(row["turn_of"])]
         return advantages.to(output["advantages"].device)

@@ -25,15 +25,18 @@ from transformers import (
 )
 
 from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.episodes import Conversation, Play, Playing, limits_of, worlds_of
 from derl_gym.inner.generate import (
     Generate,
     completion_length,
+    in_words,
     resolve_backend,
-    transformers_generate,
-    vllm_generate_alone,
+    transformers_sample,
+    vllm_sample_alone,
 )
 from derl_gym.inner.prompts import Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
 from derl_gym.inner.ranks import gathered, share, world
+from derl_gym.tasks.agent import AgentTask, Episode
 from derl_gym.tasks.base import Example, Split, Task, load_task
 
 EVALUATION_SEED = 7_919
@@ -43,7 +46,7 @@ EVALUATION_SEED = 7_919
 def evaluate(
     task: Task,
     split: Split,
-    generate: Generate,
+    generate: Generate | Play,
     config: InnerConfig,
     seed: int,
     *,
@@ -56,7 +59,7 @@ def evaluate(
     Args:
         task: Of the examples and the verdicts.
         split: Which examples.
-        generate: From ``generate.py``.
+        generate: From ``generate.py``; of an agent task, from ``episodes.py``.
         config: How many examples, and completions of each.
         seed: The run's.
         tokenizer: Of the policy.
@@ -65,19 +68,24 @@ def evaluate(
 
     Returns:
         ``score``, ``standard_error`` and ``scores`` (see :func:`pass_at_1`), ``primitive_means`` (k floats, over
-        the completions), ``n_evaluated`` and ``n_too_long`` (examples), ``tokens`` and ``eval_seconds``.
+        the completions), ``n_evaluated`` and ``n_too_long`` (examples), ``tokens`` and ``eval_seconds``. Of an agent
+        task, a game is too long whose first message leaves no room for a reply.
     """
     started = time.monotonic()
     examples = first_of_each(task.load(split), config.eval_examples)
-    prompts = [prompt_of(example, style) for example in examples]
-    lengths = [len(ids) for ids in token_ids(prompts, tokenizer)]
-    fitting = [i for i, length in enumerate(lengths) if limit is None or length <= limit]
+    prompts: list[Any] = examples  # an episode begins with what the world says
+    fitting = list(range(len(examples)))
+    if not isinstance(task, AgentTask):
+        prompts = [prompt_of(example, style) for example in examples]
+        lengths = [len(ids) for ids in token_ids(prompts, tokenizer)]
+        fitting = [i for i, length in enumerate(lengths) if limit is None or length <= limit]
     asked = [i for i in fitting for _ in range(config.eval_samples)]
     rank, _ = world()
     # GPUs that share an engine have to draw alike.
     set_seed(seed + EVALUATION_SEED + rank // config.vllm_tensor_parallel)
     mine, cost = generate(share([prompts[i] for i in asked]))
-    completions = [text for part in gathered(mine) for text in part][: len(asked)]
+    completions: list[Any] = [played for part in gathered(mine) for played in part][: len(asked)]
+    begun = {i for i, played in zip(asked, completions, strict=True) if not isinstance(played, Episode) or played.moves}
     of = [examples[i] for i in asked]
     solved = np.zeros(len(examples))
     np.add.at(solved, asked, [float(task.correct(text, e)) for text, e in zip(completions, of, strict=True)])
@@ -87,7 +95,7 @@ def evaluate(
         **pass_at_1(solved / config.eval_samples, names, task.headline),
         "primitive_means": values.mean(axis=0).tolist() if asked else [],
         "n_evaluated": len(examples),
-        "n_too_long": len(examples) - len(fitting),
+        "n_too_long": len(examples) - len(begun),
         "tokens": sum(gathered(cost)),
         "eval_seconds": time.monotonic() - started,
     }
@@ -167,23 +175,26 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     tokenizer = load_tokenizer(policy)
     described = AutoConfig.from_pretrained(policy)
     if backend == "vllm":
-        generate = vllm_generate_alone(policy, described, tokenizer, config, payload["seed"])
+        sample = vllm_sample_alone(policy, described, config, payload["seed"])
     else:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = AutoModelForCausalLM.from_pretrained(policy, dtype=getattr(torch, config.dtype))
         model.to(device)  # type: ignore[arg-type]
-        generate = transformers_generate(model, tokenizer, config)
-    style = resolve_style(config.prompt_style, tokenizer, stop_ids(_generation_config(policy, described), tokenizer))
-    scores = evaluate(
-        task,
-        payload["split"],
-        generate,
-        config,
-        payload["seed"],
-        tokenizer=tokenizer,
-        style=style,
-        limit=longest_prompt(config, described, completion_length(config)),
-    )
+        sample = transformers_sample(model, tokenizer, config)
+    stops = stop_ids(_generation_config(policy, described), tokenizer)
+    style = resolve_style(config.prompt_style, tokenizer, stops)
+    longest = completion_length(config)
+    with worlds_of(task, config) as pool:
+        limit = None
+        if isinstance(task, AgentTask):
+            assert pool is not None
+            playing = Playing(task, pool, Conversation(tokenizer, style, stops))
+            generate: Any = playing.for_evaluation(sample, limits_of(config, described, longest))
+        else:
+            generate, limit = in_words(sample, tokenizer), longest_prompt(config, described, longest)
+        scores = evaluate(
+            task, payload["split"], generate, config, payload["seed"], tokenizer=tokenizer, style=style, limit=limit
+        )
     return {**scores, "backend": backend, "prompt_style": style}
 
 

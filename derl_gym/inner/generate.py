@@ -167,13 +167,6 @@ def vllm_sample(trainer: GRPOTrainer, config: InnerConfig) -> Sample:
     return sample
 
 
-def vllm_generate_alone(
-    policy: str, model: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, config: InnerConfig, seed: int
-) -> Generate:
-    """:func:`vllm_sample_alone` in words."""
-    return in_words(vllm_sample_alone(policy, model, config, seed), tokenizer)
-
-
 def vllm_sample_alone(policy: str, model: PretrainedConfig, config: InnerConfig, seed: int) -> Sample:
     """An engine of its own for a policy in a folder, where nothing is trained; ``model`` is its configuration."""
     from vllm import LLM, SamplingParams  # pyright: ignore[reportMissingImports]

@@ -70,5 +70,3 @@ class Stage:
                 raise WorldFailed(f"game {game!r} goes another way when it is played again, at its step {number}")
             turn = self._pool.step_all({slot: command})[slot]
         return turn
-
-

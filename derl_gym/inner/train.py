@@ -10,6 +10,7 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from derl_gym.hub import use_cache_without_network
 from derl_gym.inner.budget import FORWARD_FLOPS, Budget, flops_per_token, training_passes
 from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.episodes import Conversation, EpisodeTrainer, Playing, limits_of, worlds_of
 from derl_gym.inner.evaluate import check_data, evaluate, load_tokenizer
 from derl_gym.inner.generate import (
     Engine,
@@ -35,14 +37,18 @@ from derl_gym.inner.generate import (
     completion_length,
     resolve_backend,
     transformers_generate,
+    transformers_sample,
     vllm_context,
     vllm_generate,
+    vllm_sample,
 )
-from derl_gym.inner.prompts import Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
+from derl_gym.inner.prompts import Prompt, Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
 from derl_gym.inner.ranks import gathered, keep_gpus, run_ranks, world
 from derl_gym.inner.result import InnerResult
 from derl_gym.programs import RewardProgram, UndefinedReward
+from derl_gym.tasks.agent import AgentTask
 from derl_gym.tasks.base import Example, Task, load_task
+from derl_gym.tasks.worlds import WorldPool
 
 LARGEST_REWARD = 1e15
 """TRL standardises rewards in float32, where the square of a larger one would overflow."""
@@ -122,6 +128,13 @@ def _run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     config = InnerConfig(**payload["config"])
     keep_gpus(config.gpus)
     task = load_task(payload["task"], payload.get("task_options"), payload.get("flip", ()))
+    with worlds_of(task, config) as pool:
+        return _train_and_score(config, task, pool, payload, folder)
+
+
+def _train_and_score(
+    config: InnerConfig, task: Task, pool: WorldPool | None, payload: dict[str, Any], folder: Path
+) -> dict[str, Any]:
     program = RewardProgram.parse(payload["program"], k=len(task.primitives), primitives=payload.get("primitives"))
     check_data(task, payload.get("data", {}), [payload["train_split"], payload["eval_split"]])
     seed = int(payload["seed"])
@@ -138,15 +151,24 @@ def _run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     parameters = flops_per_token(model)
     budget = Budget(config, parameters, training_passes(arguments, config.lora_rank is not None))
     grpo_trainer.VLLMGeneration = Engine  # type: ignore[attr-defined]
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=reward,
-        args=arguments,
-        train_dataset=training_prompts(examples, style, tokenizer, model, config),
-        processing_class=tokenizer,
-        callbacks=[budget],
-        peft_config=adapters(config),
-    )
+    settings: dict[str, Any] = {
+        "model": model,
+        "reward_funcs": reward,
+        "args": arguments,
+        "processing_class": tokenizer,
+        "callbacks": [budget],
+        "peft_config": adapters(config),
+    }
+    playing = None
+    if isinstance(task, AgentTask):
+        assert pool is not None
+        playing = Playing(task, pool, Conversation(tokenizer, style, stop_ids(model.generation_config, tokenizer)))
+        limits = limits_of(config, model.config, config.max_completion_length)
+        prompts = enough([str(i) for i in range(len(examples))], config)
+        trainer = EpisodeTrainer(playing, examples, limits, config.algorithm, train_dataset=prompts, **settings)
+    else:
+        prompts = training_prompts(examples, style, tokenizer, model, config)
+        trainer = GRPOTrainer(train_dataset=prompts, **settings)
     # The vLLM engine seeds the process with its rank, whatever args.seed says (trl#7040). Ranks must not draw the same
     # rollouts, but those that share an engine have to.
     set_seed(seed + world()[0] // config.vllm_tensor_parallel)
@@ -170,13 +192,21 @@ def _run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
     if invalid:
         return InnerResult("invalid", 0.0, invalid, peak_memory=peak_memory(), **spent).to_dict()
 
-    if backend == "vllm":
-        generate = vllm_generate(trainer, tokenizer, config)
-    else:
-        generate = transformers_generate(merged(trainer), tokenizer, config)
     scores: dict[str, Any] = {"score": None}
     if payload["eval_split"] is not None:
-        limit = longest_prompt(config, model.config, completion_length(config))
+        generate: Any
+        longest = completion_length(config)
+        limit = None
+        if playing is not None:
+            sample = vllm_sample(trainer, config) if backend == "vllm" else None
+            sample = sample or transformers_sample(merged(trainer), tokenizer, config)
+            generate = playing.for_evaluation(sample, limits_of(config, model.config, longest))
+        else:
+            limit = longest_prompt(config, model.config, longest)
+            if backend == "vllm":
+                generate = vllm_generate(trainer, tokenizer, config)
+            else:
+                generate = transformers_generate(merged(trainer), tokenizer, config)
         scores = evaluate(
             task, payload["eval_split"], generate, config, seed, tokenizer=tokenizer, style=style, limit=limit
         )
@@ -203,7 +233,7 @@ def training_prompts(
     """The prompts that are short enough, each with the index of its example.
 
     Raises:
-        ValueError: none is, or there are fewer than one generation phase takes (``trl`` would train no step).
+        ValueError: none is, or they are not :func:`enough` (``trl`` would train no step).
     """
     limit = longest_prompt(config, model.config, config.max_completion_length)
     prompts = [prompt_of(example, style) for example in examples]
@@ -213,14 +243,26 @@ def training_prompts(
         raise ValueError(
             f"all {len(examples)} training prompts are longer than {limit} tokens; the shortest has {min(lengths)}"
         )
+    where = "" if limit is None else f" at a length of at most {limit} tokens"
+    return enough(prompts, config, kept, where)
+
+
+def enough(
+    prompts: Sequence[Prompt], config: InnerConfig, kept: Sequence[int] | None = None, where: str = ""
+) -> Dataset:
+    """Prompts as ``trl`` takes them: those that are ``kept`` (``None``: all), each with the index of its example.
+
+    Raises:
+        ValueError: there are fewer than one generation phase takes; ``where`` says why.
+    """
+    kept = range(len(prompts)) if kept is None else kept
     needed = config.batch_size * config.updates_per_generation // config.num_generations
     if len(kept) < needed:
         raise ValueError(
             f"one generation phase takes {needed} prompts (batch_size x updates_per_generation / num_generations), "
-            f"but {len(kept)} of {len(examples)} training prompts are left"
-            + ("" if limit is None else f" at a length of at most {limit} tokens")
+            f"but {len(kept)} of {len(prompts)} training prompts are left{where}"
         )
-    return Dataset.from_dict({"prompt": [prompts[i] for i in kept], "example_index": kept})
+    return Dataset.from_dict({"prompt": [prompts[i] for i in kept], "example_index": list(kept)})
 
 
 def adapters(config: InnerConfig) -> Any:
