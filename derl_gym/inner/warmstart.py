@@ -41,7 +41,7 @@ class WarmStart:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        ones = dict.fromkeys(("epochs", "batch_size", "micro_batch_size"), 1)
+        ones: dict[str, float] = dict.fromkeys(("epochs", "batch_size", "micro_batch_size"), 1)
         check_fields(self, "", at_least=ones, above=dict.fromkeys(("learning_rate", "max_grad_norm"), 0))
 
 

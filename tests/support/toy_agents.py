@@ -75,7 +75,7 @@ class Coins(AgentTask):
     inner = InnerConfig(
         steps=2,
         batch_size=16,
-        max_completion_length=14,
+        max_completion_length=26,
         max_turns=8,
         world_workers=1,
         learning_rate=1e-3,
@@ -119,61 +119,12 @@ class FaultyCoins(Coins):
     world_class = "toy_agents:Faulty"
 
 
-WORDS = [
-    "<pad>",
-    "<unk>",
-    "<|end|>",
-    "<|user|>",
-    "<|assistant|>",
-    "<planning>",
-    "</planning>",
-    "<explore>",
-    "</explore>",
-    "<reflection>",
-    "</reflection>",
-    "<monitor>",
-    "</monitor>",
-    "<action>",
-    "</action>",
-    ".",
-    ";",
-    "coins",
-    "take",
-    "the",
-    "coin",
-    "room",
-    "here",
-    "left",
-    "right",
-    "nothing",
-    "happens",
-    "taken",
-    "go",
-    "wait",
-    "i",
-    "am",
-    "there",
-    "is",
-    "to",
-    "be",
-    "done",
-    "look",
-    "for",
-    "on",
-    "my",
-    "way",
-    "not",
-    "that",
-    "derl",
-    "-",
-    "gym",
-    "said",
-    "0",
-    "1",
-    "2",
-    "3",
-    "4",
-]
+TAGS = [f"<{slash}{tag}>" for tag in ("planning", "explore", "reflection", "monitor", "action") for slash in ("", "/")]
+WORDS = (
+    "coins take the coin room here left right nothing happens taken go wait i have to do this first not know yet what "
+    "find there next step is cannot now instead derl gym said 0 1 2 3 4 . ; : -"
+)
+VOCABULARY = ["<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>", *TAGS, *WORDS.split()]
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -181,15 +132,13 @@ TEMPLATE = (
 
 
 def make_tokenizer(chat: bool = True) -> Any:
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
-        [
-            pre_tokenizers.Split(Regex(r"</?[a-z|]+>|[a-z]+|\d|\S"), "removed", invert=True),
-        ]
-    )
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(VOCABULARY)}, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
+    words = Regex(r"</?[a-z|]+>|[a-z]+|\d|\S")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(words, "removed", invert=True)  # type: ignore[assignment]
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|end|>",
