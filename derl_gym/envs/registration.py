@@ -11,6 +11,12 @@ ENVIRONMENTS: dict[str, dict[str, Any]] = {
     "DERL-GSM8K-v0": {"task": "derl_gym.tasks.mathematics:GSM8K", "preset": "paper"},
     "DERL-MATH-v0": {"task": "derl_gym.tasks.mathematics:MATH", "preset": "paper"},
     "DERL-MATH-GSM8K-v0": {"task": "derl_gym.tasks.mathematics:MATHAndGSM8K", "preset": "paper"},
+    "DERL-ALFWorld-L0-v0": {"task": "derl_gym.tasks.alfworld:ALFWorldL0", "preset": "paper"},
+    "DERL-ALFWorld-L1-v0": {"task": "derl_gym.tasks.alfworld:ALFWorldL1", "preset": "paper"},
+    "DERL-ALFWorld-L2-v0": {"task": "derl_gym.tasks.alfworld:ALFWorldL2", "preset": "paper"},
+    "DERL-ScienceWorld-L0-v0": {"task": "derl_gym.tasks.scienceworld:ScienceWorldL0", "preset": "paper"},
+    "DERL-ScienceWorld-L1-v0": {"task": "derl_gym.tasks.scienceworld:ScienceWorldL1", "preset": "paper"},
+    "DERL-ScienceWorld-L2-v0": {"task": "derl_gym.tasks.scienceworld:ScienceWorldL2", "preset": "paper"},
 }
 """Id -> the settings that it fixes."""
 

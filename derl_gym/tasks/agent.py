@@ -132,6 +132,26 @@ class AgentTask(Task):
         """Kind of a game, whose success rate is reported apart; empty: there is one kind only."""
         return ""
 
+    def chosen(
+        self, split: Split, level: dict[str, list[str]], halves: tuple[list[str], list[str]], only: Sequence[str] | None
+    ) -> list[str]:
+        """A split's games, given a level's training and test games and the 8:2 halves of the former.
+
+        Args:
+            split: The split.
+            level: Games of "train" and "test".
+            halves: Inner-train and validation.
+            only: Kinds of games to keep; ``None``: all.
+
+        Raises:
+            ValueError: a kind that there is no game of.
+        """
+        known = {self.kind_of(game) for part in level.values() for game in part}
+        if only is not None and (unknown := sorted(set(only) - known)):
+            raise ValueError(f"{self.name} has no games of {', '.join(unknown)}; it has {', '.join(sorted(known))}")
+        games = {"train": halves[0], "validation": halves[1], "full": halves[0] + halves[1], "test": level["test"]}
+        return [game for game in games[split] if only is None or self.kind_of(game) in only]
+
     # -- games and verdict ------------------------------------------------------------------------------
 
     def load(self, split: Split) -> list[Example]:

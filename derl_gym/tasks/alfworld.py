@@ -1,0 +1,163 @@
+"""ALFWorld: the paper's embodied agents (sections 4.1 to 4.4), at its three levels of generalization.
+
+Settings are the paper's (section 4.1, appendix C), and RLVMR's where the paper refers to it. The world itself is in
+``worlds/alfworld.py``, the lists of games in ``worlds/levels.py``, primitives and verdict in ``agent.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from derl_gym.inner.config import InnerConfig
+from derl_gym.tasks.agent import AgentTask
+from derl_gym.tasks.base import Preset, Split
+from derl_gym.tasks.step_scores import Compat
+from derl_gym.tasks.worlds import WorldPool
+from derl_gym.tasks.worlds.alfworld_data import PARTS, game_type
+from derl_gym.tasks.worlds.levels import Level, alfworld_level, split_games
+
+POLICY = "Qwen/Qwen2.5-1.5B-Instruct"
+"""The paper's inner policy of both agent tasks."""
+
+INNER = InnerConfig(
+    batch_size=128,
+    num_generations=8,
+    micro_batch_size=1,
+    max_completion_length=512,
+    max_episode_tokens=16384,
+    max_turns=30,
+    world_workers=4,
+    learning_rate=1e-6,
+    beta=0.01,
+    eval_temperature=0.4,
+    eval_batch_size=64,
+    gradient_checkpointing=True,
+    timeout=24 * 3600.0,
+)
+"""16 games of eight rollouts per update, which is an epoch in RLVMR's unit."""
+
+SINGLE_GPU = {
+    "batch_size": 64,
+    "lora_rank": 32,
+    "lora_alpha": 64.0,
+    "dtype": "bfloat16",
+    "learning_rate": 2e-5,
+    "eval_examples": 20,
+    "max_seconds": 2 * 3600.0,
+}
+SMOKE = {
+    "policy": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "steps": 1,
+    "batch_size": 4,
+    "num_generations": 2,
+    "micro_batch_size": 2,
+    "max_turns": 3,
+    "max_completion_length": 32,
+    "max_episode_tokens": 4096,
+    "world_workers": 1,
+    "eval_examples": 1,
+    "eval_batch_size": 8,
+    "gradient_checkpointing": False,
+    "learning_rate": 1e-5,
+    "timeout": 3600.0,
+}
+
+
+class ALFWorldL0(AgentTask):
+    """Seen: trained on all six types of games, tested on the 140 of the seen split.
+
+    Args:
+        data_dir: Folder with the games; see :func:`derl_gym.tasks.worlds.alfworld_data.find_root`.
+        compat: See :class:`AgentTask`.
+        split_seed: Seed of the 8:2 split of the training games.
+        check_data: Refuse data that do not hold the published numbers of games.
+        only: Types of games to keep, such as ``["pick", "look"]``; ``None``: all of the level.
+    """
+
+    name = "alfworld-l0"
+    version = "1"
+    level: ClassVar[Level] = "L0"
+    description = (
+        "Solve a household task in a text world within 30 turns, such as putting a clean mug on a desk: find things, "
+        "carry them, clean, heat or cool them. At every turn the policy writes one thought, tagged as planning, "
+        "explore, reflection or monitor, and one action."
+    )
+    role = "You are in a house that is described to you in words, and you act in it to solve a household task."
+    inner = INNER.override(steps=40)
+    final_inner: ClassVar[dict[str, Any]] = {"steps": 100, "timeout": 72 * 3600.0}
+    presets: ClassVar[dict[str, Preset]] = {
+        "paper": Preset(
+            "the paper's settings; every inner run on an 80 GB GPU of its own",
+            full_inner={"steps": 10},
+            outer_steps=16,
+            full_outer_steps=10,
+            proposer="Qwen/Qwen2.5-0.5B-Instruct",
+            gpu_memory=80,
+        ),
+        "single-gpu": Preset(
+            "a small search on one 80 GB GPU: adapters, half the games per update, 120 games of validation",
+            inner={**SINGLE_GPU, "steps": 20},
+            final_inner={"steps": 60, "max_seconds": None, "eval_examples": None},
+            full_inner={"steps": 5},
+            outer_steps=4,
+            group_size=4,
+            proposer="Qwen/Qwen2.5-0.5B-Instruct",
+            gpu_memory=80,
+        ),
+        "smoke": Preset(
+            "one update of a 135M policy on two CPU cores, three turns per game: every code path, no result",
+            inner=SMOKE,
+            final_inner={"steps": 1, "eval_examples": 1, "timeout": 3600.0},
+            outer_steps=1,
+            group_size=2,
+        ),
+    }
+
+    def __init__(
+        self,
+        data_dir: str | None = None,
+        compat: Compat | None = None,
+        split_seed: int = 0,
+        check_data: bool = True,
+        only: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(data_dir, compat)
+        self.split_seed, self.check_data, self.only = split_seed, check_data, only
+
+    @property
+    def world(self) -> tuple[str, dict[str, Any]]:
+        """See :attr:`AgentTask.world`."""
+        return (
+            "derl_gym.tasks.worlds.alfworld:ALFWorld",
+            {"data_dir": self.data_dir, "check_data": self.check_data},
+        )
+
+    def split_games(self, split: Split, pool: WorldPool) -> list[str]:
+        """See :meth:`AgentTask.split_games`."""
+        games = {part: pool.games(part) for part in PARTS}
+        level = alfworld_level(self.level, games, self.check_data)
+        return self.chosen(split, level, split_games(level["train"], self.split_seed), self.only)
+
+    def kind_of(self, game: str) -> str:
+        """pick, look, clean, heat, cool or two."""
+        return game_type(game)
+
+    @property
+    def base_policy(self) -> str:
+        """The paper's, which is to be warm-started first: ``derl-gym warmstart``, then ``inner.policy``."""
+        return POLICY
+
+
+class ALFWorldL1(ALFWorldL0):
+    """Unseen: trained on all six types of games, tested on the 134 of the unseen split."""
+
+    name = "alfworld-l1"
+    level = "L1"
+
+
+class ALFWorldL2(ALFWorldL0):
+    """Out of distribution: trained on four types of games, tested on the 38 unseen games of the two others."""
+
+    name = "alfworld-l2"
+    level = "L2"
