@@ -128,6 +128,7 @@ def smollm2(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", ["GSM8K", "MATH"])
 def test_a_real_task_from_the_search_to_the_tested_policy(tmp_path: Path, data_dir: Path, smollm2: str, name: str):
     started = time.monotonic()
