@@ -57,15 +57,12 @@ def step_advantages(
         if len({episode.game for episode in group}) > 1:
             raise ValueError(f"a group must play one game, not {', '.join(sorted({e.game for e in group}))}")
         valid = [[parse_reply(move.reply).valid for move in episode.moves] for episode in group]
-        paid = [
-            [-INVALID * (not ok) for ok in flags[:-1]] + [SUCCESS * reward - INVALID * (not ok) for ok in flags[-1:]]
-            for flags, reward in zip(valid, rewards[start : start + group_size], strict=True)
-        ]
-        whole = normalised([sum(payments) for payments in paid])
+        ends = [SUCCESS * reward for reward in rewards[start : start + group_size]]
+        whole = normalised([end - INVALID * flags.count(False) for end, flags in zip(ends, valid, strict=True)])
         if algorithm == "rlvmr":
             steps = _by_tag(group, valid, compat)
         elif algorithm == "gigpo":
-            steps = _by_observation(group, paid)
+            steps = _by_observation(group, valid, ends)
         else:
             raise ValueError(f"algorithm must be 'rlvmr' or 'gigpo', not {algorithm!r}")
         credit += [
@@ -93,13 +90,14 @@ def _by_tag(group: Sequence[Episode], valid: list[list[bool]], compat: Compat | 
     return _within(scores, tags)
 
 
-def _by_observation(group: Sequence[Episode], paid: list[list[float]]) -> list[list[float]]:
+def _by_observation(group: Sequence[Episode], valid: list[list[bool]], ends: Sequence[float]) -> list[list[float]]:
     """GiGPO: the discounted returns from each step on, normalised among the group's steps that saw the same."""
     returns: list[list[float]] = []
-    for payments in paid:
+    for flags, end in zip(valid, ends, strict=True):
         backwards: list[float] = []
-        for payment in reversed(payments):
-            backwards.append(payment + DISCOUNT * (backwards[-1] if backwards else 0.0))
+        for ok in reversed(flags):
+            later = DISCOUNT * backwards[-1] if backwards else end
+            backwards.append(later - INVALID * (not ok))
         returns.append(backwards[::-1])
     return _within(returns, [[move.seen for move in episode.moves] for episode in group])
 
