@@ -6,22 +6,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import importlib
 import json
 import os
 import re
-import sys
-from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from typing import Any
 
 from derl_gym.tasks.worlds.alfworld_data import GAME_FILE, PARTS, find_root, list_games
+from derl_gym.tasks.worlds.alfworld_engine import undisturbed
 from derl_gym.tasks.worlds.base import Turn, World, check_part
-
-TRANSLATIONS = 32
-"""Translated games that a process keeps, two texts of up to 1 MB each."""
 
 _TASK = re.compile(r"\s*Your task is to:\s*(.+?)\s*$", re.DOTALL)
 _BANNER = re.compile(r"^-= Welcome to TextWorld, ALFRED! =-\s*")
@@ -39,7 +33,7 @@ class ALFWorld(World):
         check_data: Refuse data that do not hold the published numbers of games: 3,553, 140 and 134.
         old_grammar: Play games of the older distribution as well, whose command is "put X in/on Y" where today's is
             "move X to Y". A policy that knows the one scores near 0 on the other.
-        memo: Translate a game from PDDL once, not four times in every episode.
+        memo: Compute once what depends on a text alone; see ``alfworld_engine.py``. Off: as the engine comes.
 
     Raises:
         FileNotFoundError: there are no games; the message says where they were looked for.
@@ -64,7 +58,7 @@ class ALFWorld(World):
         if find_spec("textworld") is None or find_spec("alfworld") is None:
             raise ImportError("ALFWorld is not installed: pip install 'derl-gym[alfworld]'")
         os.environ["ALFWORLD_DATA"] = str(self.root)  # its import would make a folder in the user's home
-        with undisturbed():
+        with undisturbed(memo=False):
             for module in ("alfworld.agents.utils.misc", "fast_downward", "textworld.envs.pddl"):
                 importlib.import_module(module)
 
@@ -85,7 +79,7 @@ class ALFWorld(World):
             FileNotFoundError: there is no such game.
             ValueError: its file is damaged, or written in the old grammar.
         """
-        with undisturbed(), _translations(self.memo):
+        with undisturbed(self.memo):
             if self._env is None:
                 import textworld  # pyright: ignore[reportMissingImports]
                 from textworld.envs.pddl import PddlEnv  # pyright: ignore[reportMissingImports]
@@ -106,7 +100,7 @@ class ALFWorld(World):
         """See :meth:`World.step`. Commands are exact, and in lower case."""
         if self._env is None or self._loaded is None or self._won:
             raise ValueError("there is no live episode: call reset first")
-        with undisturbed():
+        with undisturbed(self.memo):
             state, _, _ = self._env.step(" ".join(command.split()))
         return self._turn(state, state.feedback.strip())
 
@@ -157,34 +151,3 @@ class ALFWorld(World):
 def is_old(game: dict[str, Any]) -> bool:
     """Whether a game file is of the older distribution, with the command "put X in/on Y"."""
     return _OLD_COMMAND.search(game["grammar"]) is not None
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Within the block the engine may overwrite ``sys.argv`` and swap ``sys.stdout``; afterwards both are as before."""
-    argv, stdout = sys.argv, sys.stdout
-    try:
-        yield
-    finally:
-        sys.argv, sys.stdout = argv, stdout
-
-
-@functools.cache
-def _kept_translations() -> Callable[..., Any]:
-    import fast_downward  # pyright: ignore[reportMissingImports]
-
-    return functools.lru_cache(TRANSLATIONS)(fast_downward.pddl2sas)
-
-
-@contextlib.contextmanager
-def _translations(memo: bool) -> Iterator[None]:
-    """Within the block a game's translation is computed once; it depends on the game's text alone."""
-    import fast_downward  # pyright: ignore[reportMissingImports]
-
-    original = fast_downward.pddl2sas
-    if memo:
-        fast_downward.pddl2sas = _kept_translations()
-    try:
-        yield
-    finally:
-        fast_downward.pddl2sas = original

@@ -163,15 +163,26 @@ def test_memo_changes_nothing(made_games: Path, world: ALFWorld) -> None:
 
 def test_the_process_is_as_it_was(world: ALFWorld, capsys: pytest.CaptureFixture) -> None:
     import fast_downward
+    from textworld.envs.pddl import textgen
+    from textworld.logic import Rule
 
-    before = list(sys.argv), sys.stdout, fast_downward.pddl2sas
+    def state() -> tuple:
+        return (
+            list(sys.argv),
+            sys.stdout,
+            fast_downward.pddl2sas,
+            vars(textgen)["copy_context"],
+            vars(Rule)["parse_conjunctive_query"],
+        )
+
+    before = state()
     game = world.games("train")[0]
     world.reset(game)
     world.step("look")
-    assert (sys.argv, sys.stdout, fast_downward.pddl2sas) == before
+    assert state() == before
     with pytest.raises(FileNotFoundError):
         world.reset("train/nothing/here")
-    assert (sys.argv, sys.stdout, fast_downward.pddl2sas) == before
+    assert state() == before
     assert capsys.readouterr().out == ""
 
 
@@ -252,6 +263,19 @@ def test_real_walkthroughs(alfworld: None, data_dir: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memo_changes_nothing_in_real_games(alfworld: None, data_dir: Path) -> None:
+    """Six games of each type, twenty turns of each."""
+    world, plain = ALFWorld(str(data_dir)), ALFWorld(str(data_dir), memo=False)
+    world.start()
+    games = random.Random(0).sample(world.games("train"), 400)
+    for kind in TYPES.values():
+        for seed, game in enumerate([game for game in games if game_type(game) == kind][:6]):
+            assert list(wander(world, game, seed, 20)) == list(wander(plain, game, seed, 20)), game
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_all_real_walkthroughs(alfworld: None, data_dir: Path) -> None:
     """A policy that is fed the walkthrough wins all 274 validation games, one that says nothing useful none."""
     _real_games(data_dir, None)
