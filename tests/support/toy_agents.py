@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from pathlib import Path
@@ -50,11 +51,24 @@ class Corridor(World):
         return Turn(f"{said}room {self.room} coin {where} .", self._admissible(), task=task)
 
 
-class Faulty(Corridor):
-    """It dies (``fault="die"``) or hangs (``"hang"``) at "take coin", as often as the file ``times`` says."""
+class Narrow(Corridor):
+    per_worker = 2
 
-    def __init__(self, fault: str = "die", times: str = "") -> None:
-        self.fault, self.times = fault, Path(times)
+
+class Faulty(Corridor):
+    """It dies (``fault="die"``) or hangs (``"hang"``) at "take coin", as often as the file ``times`` says.
+
+    ``drunk``: where it begins depends on how often that is.
+    """
+
+    def __init__(self, fault: str = "die", times: str = "", drunk: bool = False) -> None:
+        self.fault, self.times, self.drunk = fault, Path(times), drunk
+
+    def reset(self, game_id: str) -> Turn:
+        turn = super().reset(game_id)
+        if self.drunk and self.times.read_text() == "0":
+            return dataclasses.replace(turn, observation="room 3 coin here .")
+        return turn
 
     def step(self, command: str) -> Turn:
         if command == "take coin" and (left := int(self.times.read_text())) > 0:
