@@ -136,7 +136,8 @@ def test_what_a_hung_worker_started_is_killed_with_it(tmp_path: Path) -> None:
     with WorldPool(FAULTY, {"folder": str(tmp_path)}, call_seconds=1.0) as pool:
         begun(pool)
         assert "more than 1 s" in reason(pool.step_all({0: "child and hang"})[0])
-        assert not alive(int((tmp_path / "child").read_text()))
+        child = int((tmp_path / "child").read_text())
+        assert wait_until(lambda: not alive(child), 5)
 
 
 def test_nothing_is_left_after_close(tmp_path: Path) -> None:
@@ -146,7 +147,8 @@ def test_nothing_is_left_after_close(tmp_path: Path) -> None:
             begun(pool)
             assert pool.step_all({0: "child"})[0].observation == "step 1: child"
         pool.close()
-        assert not alive(int((tmp_path / "child").read_text()))
+        child = int((tmp_path / "child").read_text())
+        assert wait_until(lambda child=child: not alive(child), 5)
     assert psutil.Process().children(recursive=True) == before
 
 

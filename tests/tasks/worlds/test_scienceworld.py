@@ -179,7 +179,7 @@ def test_a_java_that_is_killed_in_mid_episode() -> None:
         assert pool.pids == [worker], "the worker lives and has a new Java"
         new = java_of(pool)
         assert new.pid != java.pid
-    assert not alive(new.pid) and not alive(worker)
+    assert wait_until(lambda: not alive(new.pid) and not alive(worker), 5)
 
 
 def test_a_java_that_hangs() -> None:
