@@ -192,8 +192,8 @@ class WorldPool:
             del numbers[worker.descriptor]
             failed = queues[number].popleft()
             for slot in self._bury(number, reason):
-                if do == "step" and slot in answers:  # its turn was had; what comes after it is lost
-                    if answers[slot]["over"]:
+                if do == "step" and slot in answers:  # its turn was had; what would come after it is lost
+                    if isinstance(answers[slot], WorldFailed) or answers[slot]["over"]:
                         del self._lost[slot]
                 elif do == "step" and slot in arguments:
                     answers[slot] = self._lost.pop(slot)

@@ -88,6 +88,14 @@ def test_a_won_episode_stays_won_when_its_worker_dies_afterwards() -> None:
             pool.step_all({0: "look"})
 
 
+def test_two_failures_in_one_call() -> None:
+    with WorldPool(FAULTY) as pool:
+        turns = begun(pool, 2).step_all({0: "raise fire", 1: "die"})
+        assert reason(turns[0]) == "step 'raise fire': KeyError: 'fire'"
+        assert "signal 9" in reason(turns[1])
+        begun(pool, 2)
+
+
 def test_an_error_in_a_world_fails_its_episode_alone() -> None:
     with WorldPool(FAULTY) as pool:
         begun(pool, 2)
