@@ -240,7 +240,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("policies")
     start = toy_agents.make_policy(folder / "start")
     with TASK.open_pool(1) as pool:
-        rows = list(Experts(TASK, pool, 8, slips=0.2).episodes(TASK.load("train")))
+        rows = list(Experts(TASK, pool, 9, slips=0.2).episodes(TASK.load("train")))
     how = WarmStart(epochs=12, batch_size=4, micro_batch_size=4, learning_rate=3e-3)
     warm_start(start, rows, folder / "warm", how, TASK.inner)
     return str(folder / "warm")
@@ -267,7 +267,7 @@ def reproducible(result: dict[str, Any]) -> dict[str, Any]:
 def test_an_inner_run_trains_and_scores(tmp_path: Path, policy: str) -> None:
     result = run(tmp_path, policy, inner={"eval_samples": 4})
     assert result["status"] == "scored" and result["steps"] == 2 and len(result["curve"]) == 2
-    assert result["n_evaluated"] == 3 and set(result["scores"]) == {"left", "right"}
+    assert result["n_evaluated"] == 7 and set(result["scores"]) == {"left", "right"}
     assert 0 < result["primitive_means"][0] == result["score"] < 1, "g1 is the verdict"
     assert any(0 < row["g2"] < 1 for row in result["curve"])
     assert reproducible(run(tmp_path, policy, inner={"eval_samples": 4})) == reproducible(result)
@@ -363,4 +363,4 @@ def test_two_ranks(tmp_path: Path, policy: str) -> None:
     with LocalPool(attempts=1) as pool:
         outcome = next(iter(pool.run([job])))
     assert outcome.failure is None, outcome.failure
-    assert outcome.result["steps"] == 2 and outcome.result["n_evaluated"] == 3
+    assert outcome.result["steps"] == 2 and outcome.result["n_evaluated"] == 7

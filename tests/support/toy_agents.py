@@ -13,7 +13,7 @@ from derl_gym.tasks.agent import AgentTask
 from derl_gym.tasks.base import Split
 from derl_gym.tasks.worlds import Turn, World, WorldPool
 
-ROOMS = 5
+ROOMS = 7
 
 
 class Corridor(World):
@@ -90,7 +90,7 @@ class Coins(AgentTask):
         steps=2,
         batch_size=16,
         max_completion_length=26,
-        max_turns=8,
+        max_turns=9,
         world_workers=1,
         learning_rate=1e-3,
         timeout=120.0,
@@ -136,7 +136,7 @@ class FaultyCoins(Coins):
 TAGS = [f"<{slash}{tag}>" for tag in ("planning", "explore", "reflection", "monitor", "action") for slash in ("", "/")]
 WORDS = (
     "coins take the coin room here left right nothing happens taken go wait i have to do this first not know yet what "
-    "find there next step is cannot now instead derl gym said 0 1 2 3 4 . ; : -"
+    "find there next step is cannot now instead derl gym said 0 1 2 3 4 5 6 . ; : -"
 )
 VOCABULARY = ["<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>", *TAGS, *WORDS.split()]
 TEMPLATE = (
