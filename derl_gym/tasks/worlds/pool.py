@@ -17,18 +17,17 @@ import os
 import select
 import time
 import weakref
-from collections import deque
 from collections.abc import Iterable
 from types import TracebackType
 from typing import Any
 
 from derl_gym.tasks.worlds.base import Turn, WorldFailed
+from derl_gym.tasks.worlds.batch import Batch, raised, went_down
 from derl_gym.tasks.worlds.process import Died, Worker
 
 LOG = logging.getLogger("derl_gym")
 DEATHS = 3
 """Deaths of a worker in a row, without one answer in between, after which the pool gives up."""
-_ERRORS = {error.__name__: error for error in (ImportError, FileNotFoundError, ValueError, NotImplementedError)}
 
 
 class WorldPool:
@@ -65,13 +64,16 @@ class WorldPool:
         self.workers = workers
         self.call_seconds = call_seconds
         self.start_seconds = start_seconds
-        self._running: list[Worker | None] = [None] * workers
-        self._deaths = [0] * workers
+        self.running: list[Worker | None] = [None] * workers
+        """By number; a dead one is replaced when it is needed."""
+        self.deaths = [0] * workers
+        """In a row."""
+        self.lost: dict[int, WorldFailed] = {}
+        """Slots whose episodes were lost, until somebody asks for them."""
         self._live: set[int] = set()
-        self._lost: dict[int, WorldFailed] = {}
         self._closed = False
         _pools.add(self)
-        self._per_worker = self._start(range(workers))
+        self._per_worker = self.start_workers(range(workers))
 
     @property
     def slots(self) -> int:
@@ -81,7 +83,7 @@ class WorldPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the workers that run."""
-        return [worker.pid for worker in self._running if worker is not None]
+        return [worker.pid for worker in self.running if worker is not None]
 
     def reset_all(self, games: dict[int, str]) -> dict[int, Turn | WorldFailed]:
         """Begin an episode of a game in each of the given slots, all workers at once.
@@ -96,8 +98,8 @@ class WorldPool:
         self._check_slots(games)
         self._live -= set(games)
         for slot in games:
-            self._lost.pop(slot, None)
-        turns = {slot: _turn(value) for slot, value in self._call("reset", games).items()}
+            self.lost.pop(slot, None)
+        turns = {slot: _turn(value) for slot, value in Batch(self, "reset", games).run().items()}
         self._live |= {slot for slot, turn in turns.items() if isinstance(turn, Turn) and not turn.over}
         return turns
 
@@ -111,10 +113,10 @@ class WorldPool:
             ValueError: there is no live episode in a slot.
         """
         self._check_slots(commands)
-        if idle := sorted(slot for slot in commands if slot not in self._live and slot not in self._lost):
+        if idle := sorted(slot for slot in commands if slot not in self._live and slot not in self.lost):
             raise ValueError(f"no live episode in slot {', '.join(map(str, idle))}: it is over, or was never begun")
-        lost = {slot: self._lost.pop(slot) for slot in commands if slot in self._lost}
-        values = self._call("step", {slot: text for slot, text in commands.items() if slot not in lost})
+        lost = {slot: self.lost.pop(slot) for slot in commands if slot in self.lost}
+        values = Batch(self, "step", {slot: text for slot, text in commands.items() if slot not in lost}).run()
         turns = lost | {slot: _turn(value) for slot, value in values.items()}
         self._live -= {slot for slot, turn in turns.items() if not isinstance(turn, Turn) or turn.over}
         return {slot: turns[slot] for slot in commands}
@@ -131,7 +133,7 @@ class WorldPool:
     def close(self) -> None:
         """End all workers and what they started."""
         self._closed = True
-        running = [worker for worker in self._running if worker is not None]
+        running = [worker for worker in self.running if worker is not None]
         for worker in running:
             worker.hang_up()
         deadline = time.monotonic() + 2.0
@@ -150,7 +152,7 @@ class WorldPool:
             self.close()
 
     def _ask(self, do: str, argument: str) -> Any:
-        value = self._call(do, {0: argument})[0]
+        value = Batch(self, do, {0: argument}).run()[0]
         if isinstance(value, WorldFailed):
             raise value.__cause__ or value
         return value
@@ -161,110 +163,32 @@ class WorldPool:
         if unknown := sorted(slot for slot in slots if not 0 <= slot < self.slots):
             raise ValueError(f"slots are numbered from 0 to {self.slots - 1}, not {', '.join(map(str, unknown))}")
 
-    def _call(self, do: str, arguments: dict[int, str]) -> dict[int, Any]:
-        """Ask each slot's worker; by slot its answer, or a WorldFailed.
-
-        A worker has one request under way, so that neither side ever waits for the other to empty a pipe.
-        """
-        queues: dict[int, deque[int]] = {}
-        for slot in arguments:
-            queues.setdefault(slot % self.workers, deque()).append(slot)
-        self._start(number for number in queues if self._running[number] is None)
-        answers: dict[int, Any] = {}
-        deadlines: dict[int, float] = {}
-        poll, numbers = select.poll(), {}
-
-        def send(number: int) -> None:
-            worker = self._running[number]
-            if worker is None or not queues[number]:
-                deadlines.pop(number, None)
-                return
-            worker.ask(queues[number][0] // self.workers, do, arguments[queues[number][0]])
-            deadlines[number] = time.monotonic() + self.call_seconds
-            if numbers.get(worker.descriptor) != number:
-                poll.register(worker.descriptor, select.POLLIN)
-                numbers[worker.descriptor] = number
-
-        def lose(number: int, reason: str) -> None:
-            worker = self._running[number]
-            assert worker is not None
-            poll.unregister(worker.descriptor)
-            del numbers[worker.descriptor]
-            failed = queues[number].popleft()
-            for slot in self._bury(number, reason):
-                if do == "step" and slot in answers:  # its turn was had; what would come after it is lost
-                    if isinstance(answers[slot], WorldFailed) or answers[slot]["over"]:
-                        del self._lost[slot]
-                elif do == "step" and slot in arguments:
-                    answers[slot] = self._lost.pop(slot)
-            if do == "reset":
-                for slot in [slot for slot in answers if slot % self.workers == number]:
-                    if not isinstance(answers[slot], WorldFailed):
-                        answers[slot] = _went_down(reason)
-            answers[failed] = WorldFailed(f"{_named(do, arguments[failed])}: {reason}")
-            if do == "step":
-                queues[number].clear()
-            elif queues[number]:
-                self._start([number])
-            send(number)
-
-        try:
-            for number in queues:
-                send(number)
-            while deadlines:
-                wait = max(0.0, min(deadlines.values()) - time.monotonic())
-                for descriptor, _ in poll.poll(wait * 1000):
-                    number = numbers[descriptor]
-                    worker = self._running[number]
-                    assert worker is not None
-                    try:
-                        reply = worker.reply()
-                    except Died as died:
-                        lose(number, str(died))
-                        continue
-                    if reply is not None:
-                        slot = queues[number].popleft()
-                        answers[slot] = _value(reply, _named(do, arguments[slot]))
-                        if "error" not in reply:
-                            self._deaths[number] = 0
-                        send(number)
-                for number, deadline in list(deadlines.items()):
-                    if time.monotonic() >= deadline and deadlines.get(number) == deadline:
-                        lose(number, f"it took more than {self.call_seconds:g} s")
-        except BaseException:  # interrupted: replies may still come, and must not be taken for the next ones
-            for number in list(deadlines):
-                if self._running[number] is not None:
-                    self._bury(number, "the call was interrupted")
-            raise
-        return {slot: answers[slot] for slot in arguments}
-
-    def _bury(self, number: int, reason: str) -> list[int]:
+    def bury(self, number: int, reason: str) -> list[int]:
         """Kill a worker; the slots whose live episodes are lost with it."""
-        worker = self._running[number]
+        worker = self.running[number]
         assert worker is not None
-        self._running[number] = None
-        self._deaths[number] += 1
+        self.running[number] = None
+        self.deaths[number] += 1
         worker.kill()
         lost = [slot for slot in self._live if slot % self.workers == number]
         self._live -= set(lost)
-        self._lost |= {slot: _went_down(reason) for slot in lost}
+        self.lost |= {slot: went_down(reason) for slot in lost}
         LOG.warning("a process of %s was ended and its episodes have failed: %s", self.world, reason)
         return lost
 
-    def _start(self, numbers: Iterable[int]) -> int:
+    def start_workers(self, numbers: Iterable[int]) -> int:
         """Start workers, all at once, and wait until they are ready. Returns how many episodes each can hold."""
         if self._closed:
             raise ValueError("the pool is closed")
         starting = []
-        for number in numbers:
-            if self._deaths[number] >= DEATHS:
-                self.close()
-                raise RuntimeError(f"a process of {self.world} ended {DEATHS} times in a row without an answer")
-            self._running[number] = worker = Worker(self.world, self.options)
-            starting.append(worker)
         per_worker = 0
-        deadline = time.monotonic() + self.start_seconds
         try:
+            for number in numbers:
+                if self.deaths[number] >= DEATHS:
+                    raise RuntimeError(f"a process of {self.world} ended {DEATHS} times in a row without an answer")
+                self.running[number] = worker = Worker(self.world, self.options)
+                starting.append(worker)
+            deadline = time.monotonic() + self.start_seconds
             for worker in starting:
                 per_worker = self._greeting(worker, deadline)
         except BaseException:
@@ -282,41 +206,23 @@ class WorldPool:
         except Died as died:
             raise RuntimeError(f"{self.world} cannot be started: {died}") from None
         if "error" in hello:
-            kind, message = hello["error"]["type"], hello["error"]["message"]
-            raise _ERRORS.get(kind, RuntimeError)(message if kind in _ERRORS else f"{kind}: {message}")
+            raise raised(hello["error"])
         return hello["ready"]["per_worker"]
 
     def _kill_all(self) -> None:
-        for worker in self._running:
+        for worker in self.running:
             if worker is not None:
                 worker.kill()
         self._forget()
 
     def _forget(self) -> None:
-        self._running = [None] * self.workers
+        self.running = [None] * self.workers
         self._live.clear()
-        self._lost.clear()
+        self.lost.clear()
 
 
 def _turn(value: Any) -> Turn | WorldFailed:
     return value if isinstance(value, WorldFailed) else Turn(**value)
-
-
-def _value(reply: dict[str, Any], what: str) -> Any:
-    if "error" not in reply:
-        return reply["value"]
-    kind, message = reply["error"]["type"], reply["error"]["message"]
-    failed = WorldFailed(f"{what}: {kind}: {message}".removesuffix(": "))
-    failed.__cause__ = _ERRORS[kind](message) if kind in _ERRORS else None
-    return failed
-
-
-def _went_down(reason: str) -> WorldFailed:
-    return WorldFailed(f"its worker was lost in another episode's call: {reason}")
-
-
-def _named(do: str, argument: str) -> str:
-    return f"{do} {argument!r}" if len(argument) <= 100 else f"{do} {argument[:100]!r}..."
 
 
 _pools: weakref.WeakSet[WorldPool] = weakref.WeakSet()
