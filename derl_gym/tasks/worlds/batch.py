@@ -33,7 +33,7 @@ class Batch:
         self._pool, self._do, self._arguments = pool, do, arguments
         self._queues: dict[int, deque[int]] = {}
         for slot in arguments:
-            self._queues.setdefault(slot % pool.workers, deque()).append(slot)
+            self._queues.setdefault(pool.seats[slot][0], deque()).append(slot)
         self._answers: dict[int, Any] = {}
         self._deadlines: dict[int, float] = {}
         self._descriptors: dict[int, int] = {}
@@ -69,7 +69,7 @@ class Batch:
         if worker is None or not queue:
             self._deadlines.pop(number, None)
             return
-        worker.ask(queue[0] // self._pool.workers, self._do, self._arguments[queue[0]])
+        worker.ask(self._pool.seats[queue[0]][1], self._do, self._arguments[queue[0]])
         self._deadlines[number] = time.monotonic() + self._pool.call_seconds
         if self._descriptors.get(worker.descriptor) != number:
             self._poll.register(worker.descriptor, select.POLLIN)
@@ -109,7 +109,7 @@ class Batch:
                 self._answers[slot] = self._pool.lost.pop(slot)
         if self._do == "reset":
             for slot, answer in self._answers.items():
-                if slot % self._pool.workers == number and not isinstance(answer, WorldFailed):
+                if self._pool.seats[slot][0] == number and not isinstance(answer, WorldFailed):
                     self._answers[slot] = went_down(reason)
         self._answers[failed] = WorldFailed(f"{self._named(failed)}: {reason}")
         if self._do == "step":

@@ -71,6 +71,8 @@ class WorldPool:
         """In a row."""
         self.lost: dict[int, WorldFailed] = {}
         """Slots whose episodes were lost, until somebody asks for them."""
+        self.seats: dict[int, tuple[int, int]] = {}
+        """Slot -> a worker's number and a place in it."""
         self._live: set[int] = set()
         self._closed = False
         _pools.add(self)
@@ -100,6 +102,7 @@ class WorldPool:
         self._live -= set(games)
         for slot in games:
             self.lost.pop(slot, None)
+        self._seat(games)
         turns = {slot: _turn(value) for slot, value in Batch(self, "reset", games).run().items()}
         self._live |= {slot for slot, turn in turns.items() if isinstance(turn, Turn) and not turn.over}
         return turns
@@ -152,7 +155,25 @@ class WorldPool:
         if not getattr(self, "_closed", True):
             self.close()
 
+    def _seat(self, games: dict[int, str]) -> None:
+        """Share slots out evenly among the workers, so that those of a game are together where they can be.
+
+        What a worker has worked out of a game then serves all episodes of a group.
+        """
+        for slot in games:
+            self.seats.pop(slot, None)
+        taken = set(self.seats.values())
+        free = [[place for place in range(self._per_worker) if (n, place) not in taken] for n in range(self.workers)]
+        share = -(-len(games) // self.workers)
+        for position, slot in enumerate(sorted(games, key=lambda slot: games[slot])):
+            number = position // share
+            if not free[number]:
+                number = max(range(self.workers), key=lambda number: len(free[number]))
+            self.seats[slot] = number, free[number].pop(0)
+
     def _ask(self, do: str, argument: str) -> Any:
+        if 0 not in self.seats:
+            self._seat({0: argument})
         value = Batch(self, do, {0: argument}).run()[0]
         if isinstance(value, WorldFailed):
             raise value.__cause__ or value
@@ -171,7 +192,7 @@ class WorldPool:
         self.running[number] = None
         self.deaths[number] += 1
         worker.kill()
-        lost = [slot for slot in self._live if slot % self.workers == number]
+        lost = [slot for slot in self._live if self.seats[slot][0] == number]
         self._live -= set(lost)
         self.lost |= {slot: went_down(reason) for slot in lost}
         LOG.warning("a process of %s was ended and its episodes have failed: %s", self.world, reason)

@@ -265,12 +265,12 @@ def test_real_walkthroughs(alfworld: None, data_dir: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_memo_changes_nothing_in_real_games(alfworld: None, data_dir: Path) -> None:
-    """Six games of each type, twenty turns of each."""
+    """Two games of each type, twenty turns of each."""
     world, plain = ALFWorld(str(data_dir)), ALFWorld(str(data_dir), memo=False)
     world.start()
     games = random.Random(0).sample(world.games("train"), 400)
     for kind in TYPES.values():
-        for seed, game in enumerate([game for game in games if game_type(game) == kind][:6]):
+        for seed, game in enumerate([game for game in games if game_type(game) == kind][:2]):
             assert list(wander(world, game, seed, 20)) == list(wander(plain, game, seed, 20)), game
 
 

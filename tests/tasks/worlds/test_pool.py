@@ -60,6 +60,19 @@ def test_slots_are_apart() -> None:
         assert not pool.step_all({7: "walk back"})[7].won
 
 
+def test_episodes_of_a_game_share_a_worker() -> None:
+    with WorldPool(CORRIDOR, workers=3) as pool:
+        pool.reset_all({slot: f"train/{1 + slot % 3}" for slot in range(9)})
+        workers = [pool.seats[slot][0] for slot in range(9)]
+        assert workers == [0, 1, 2] * 3
+        pool.reset_all({slot: "train/1" for slot in range(9, 12)})
+        assert sorted(pool.seats[slot][0] for slot in range(9, 12)) == [0, 1, 2], "one game is shared out as well"
+        assert len(set(pool.seats.values())) == 12
+        pool.reset_all({slot: "train/5" for slot in (0, 1, 3)})
+        assert len(set(pool.seats.values())) == 12, "no place is given twice"
+        assert pool.step_all({2: "walk on", 0: "walk on"})[2].score == 1 / 3
+
+
 def test_an_episode_ends_once() -> None:
     with WorldPool(CORRIDOR) as pool:
         with pytest.raises(ValueError, match="no live episode in slot 0"):
