@@ -27,6 +27,7 @@ from derl_gym.cli.report import Report
 from derl_gym.cli.score import Score
 from derl_gym.cli.search import COMPARE_FILE, Resume, Search
 from derl_gym.cli.train import Train
+from derl_gym.cli.warmstart import Warmstart
 from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.database import LedgerError
 
@@ -37,6 +38,7 @@ _Commands = (
     | Annotated[Score, tyro.conf.subcommand("score")]
     | Annotated[Search, tyro.conf.subcommand("search")]
     | Annotated[Compare, tyro.conf.subcommand("compare")]
+    | Annotated[Warmstart, tyro.conf.subcommand("warmstart")]
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Analyse, tyro.conf.subcommand("analyse")]
     | Annotated[Report, tyro.conf.subcommand("report")]

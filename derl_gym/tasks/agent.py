@@ -125,32 +125,26 @@ class AgentTask(Task):
         """The world's class, as ``"package.module:Class"``, and its JSON-able keyword arguments."""
 
     @abc.abstractmethod
-    def split_games(self, split: Split, pool: WorldPool) -> list[str]:
-        """Ids of a split's games, in a pinned order; the pool can list those of the world's parts."""
+    def list_games(self, pool: WorldPool) -> dict[str, list[str]]:
+        """Ids of the games of "train", "validation" and "test", in a pinned order; the pool lists those of a part."""
 
     def kind_of(self, game: str) -> str:
         """Kind of a game, whose success rate is reported apart; empty: there is one kind only."""
         return ""
 
-    def chosen(
-        self, split: Split, level: dict[str, list[str]], halves: tuple[list[str], list[str]], only: Sequence[str] | None
-    ) -> list[str]:
-        """A split's games, given a level's training and test games and the 8:2 halves of the former.
-
-        Args:
-            split: The split.
-            level: Games of "train" and "test".
-            halves: Inner-train and validation.
-            only: Kinds of games to keep; ``None``: all.
+    def keep(self, games: dict[str, list[str]], only: Sequence[str] | None) -> dict[str, list[str]]:
+        """The games of some kinds; ``None``: all.
 
         Raises:
             ValueError: a kind that there is no game of.
         """
-        known = {self.kind_of(game) for part in level.values() for game in part}
+        known = {self.kind_of(game) for part in games.values() for game in part}
         if only is not None and (unknown := sorted(set(only) - known)):
             raise ValueError(f"{self.name} has no games of {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-        games = {"train": halves[0], "validation": halves[1], "full": halves[0] + halves[1], "test": level["test"]}
-        return [game for game in games[split] if only is None or self.kind_of(game) in only]
+        return {
+            split: [game for game in part if only is None or self.kind_of(game) in only]
+            for split, part in games.items()
+        }
 
     # -- games and verdict ------------------------------------------------------------------------------
 
@@ -158,10 +152,11 @@ class AgentTask(Task):
         """See :meth:`Task.load`. The world's own process is asked, once."""
         if split not in SPLITS:
             raise ValueError(f"split must be one of {', '.join(SPLITS)}, not {split!r}")
-        if split not in self._games:
+        if not self._games:
             with self.open_pool(1) as pool:
-                games = self.split_games(split, pool)
-            self._games[split] = [self._example(game) for game in games]
+                listed = self.list_games(pool)
+            listed["full"] = listed["train"] + listed["validation"]
+            self._games = {name: [self._example(game) for game in games] for name, games in listed.items()}
         return [dict(example) for example in self._games[split]]
 
     def open_pool(self, workers: int) -> WorldPool:

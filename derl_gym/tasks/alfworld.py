@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.agent import AgentTask
-from derl_gym.tasks.base import Preset, Split
+from derl_gym.tasks.base import Preset
 from derl_gym.tasks.step_scores import Compat
 from derl_gym.tasks.worlds import WorldPool
 from derl_gym.tasks.worlds.alfworld_data import PARTS, game_type
@@ -133,11 +133,12 @@ class ALFWorldL0(AgentTask):
             {"data_dir": self.data_dir, "check_data": self.check_data},
         )
 
-    def split_games(self, split: Split, pool: WorldPool) -> list[str]:
-        """See :meth:`AgentTask.split_games`."""
+    def list_games(self, pool: WorldPool) -> dict[str, list[str]]:
+        """See :meth:`AgentTask.list_games`."""
         games = {part: pool.games(part) for part in PARTS}
         level = alfworld_level(self.level, games, self.check_data)
-        return self.chosen(split, level, split_games(level["train"], self.split_seed), self.only)
+        train, validation = split_games(level["train"], self.split_seed)
+        return self.keep({"train": train, "validation": validation, "test": level["test"]}, self.only)
 
     def kind_of(self, game: str) -> str:
         """pick, look, clean, heat, cool or two."""

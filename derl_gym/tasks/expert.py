@@ -22,6 +22,8 @@ SEEKING = ("go", "open", "look", "examine", "read", "inventory", "teleport")
 """First words of commands that find something out."""
 MISSES = 3
 """Walkthroughs of one kind of game that may be too long before the kind is left out."""
+SAME = (("examine ", "look at "), (" into ", " in "), (" in inventory", ""))
+"""Words of ScienceWorld's own solutions, and those that its list of commands has for them."""
 
 Row = dict[str, Any]
 """One episode: ``game`` and ``messages``, alternately the user's and the assistant's (``role``, ``content``); a reply
@@ -56,48 +58,51 @@ class Experts:
                 self.left_out["of a kind whose walkthroughs are too long"] += 1
                 continue
             try:
-                commands = self.pool.walkthrough(example["game"])
-                if len(commands) > self.longest:
-                    misses[kind] += 1
-                    self.left_out[f"walkthrough of more than {self.longest} turns"] += 1
-                elif (row := self._play(example["game"], commands)) is None:
-                    self.left_out["walkthrough does not win"] += 1
-                else:
-                    yield row
+                row = self._play(example["game"], self.pool.walkthrough(example["game"]))
             except WorldFailed as failed:
                 self.left_out[f"world failed: {failed}"] += 1
+                continue
+            if not isinstance(row, str):
+                yield row
+                continue
+            self.left_out[row] += 1
+            misses[kind] += row.startswith("more")
 
-    def _play(self, game: str, commands: Sequence[str]) -> Row | None:
+    def _play(self, game: str, commands: Sequence[str]) -> Row | str:
+        """The episode, or why it is none."""
         chance = random.Random(f"{self._seed}:{game}")
         turn = self._checked(self.pool.reset_all({0: game})[0])
-        goal = turn.task
-        messages = [{"role": "user", "content": self.task.opening(turn)}]
+        goal = turn.task.strip().rstrip(".").removeprefix("Your task is to ")
+        messages: list[dict[str, Any]] = [{"role": "user", "content": self.task.opening(turn)}]
         known: list[str] = []
         issued: list[str] = []
-        spare = self.longest - len(commands)
-        for number, wanted in enumerate(commands):
-            if turn.over:
-                break
-            missing = [command for command in known if command not in turn.admissible]
-            slip = chance.choice(missing) if missing and spare > 0 and chance.random() < self.slips else None
-            known += [command for command in turn.admissible if command not in known]
+        for wanted in commands:
+            command = _listed(wanted, turn.admissible)
+            if command is None:
+                continue
+            missing = [other for other in known if other not in turn.admissible]
+            slip = chance.choice(missing) if missing and chance.random() < self.slips else None
+            known += [other for other in turn.admissible if other not in known]
             if slip is not None:
-                spare -= 1
                 turn = self._say(messages, "monitor", f"The next step is to {slip}.", slip, weight=0)
                 if turn.over:
-                    return None
-            command = find_command(wanted, turn.admissible) or wanted
-            if slip is not None:
+                    break
                 tag, thought = "reflection", f"I cannot {slip} now. Instead I {command}."
-            elif number == 0:
-                tag, thought = "planning", f"I have to do this: {goal.strip().rstrip('.')}. First I {command}."
+            elif not issued:
+                tag, thought = "planning", f"I have to do this: {goal}. First I {command}."
             elif command.split()[0] in SEEKING and command not in issued:
                 tag, thought = "explore", f"I do not know yet what I find there. I {command}."
             else:
                 tag, thought = "monitor", f"The next step is to {command}."
             issued.append(command)
             turn = self._say(messages, tag, thought, command)
-        return {"game": game, "messages": messages[:-1]} if turn.won else None
+            if turn.over:
+                break
+        if not turn.won:
+            return "walkthrough does not win"
+        if len(messages) // 2 > self.longest:
+            return f"more than {self.longest} turns"
+        return {"game": game, "messages": messages[:-1]}
 
     def _say(self, messages: list[dict[str, Any]], tag: str, thought: str, command: str, weight: int = 1) -> Turn:
         reply = f"<{tag}>{thought}</{tag}>\n<action>{command}</action>"
@@ -110,6 +115,16 @@ class Experts:
         if isinstance(turn, WorldFailed):
             raise turn
         return turn
+
+
+def _listed(wanted: str, admissible: Sequence[str]) -> str | None:
+    """A walkthrough's command in the words of the list of commands; ``None`` where it would open what is open."""
+    command = wanted
+    for theirs, listed in SAME:
+        if found := find_command(command, admissible):
+            return found
+        command = command.replace(theirs, listed)
+    return find_command(command, admissible) or (None if wanted.startswith("open ") else wanted)
 
 
 def in_turn(examples: Iterable[Example]) -> Iterator[Example]:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from derl_gym.tasks.agent import AgentTask
 from derl_gym.tasks.alfworld import INNER, POLICY, SINGLE_GPU, SMOKE
-from derl_gym.tasks.base import Preset, Split
+from derl_gym.tasks.base import Preset
 from derl_gym.tasks.step_scores import Compat
 from derl_gym.tasks.worlds import WorldPool
 from derl_gym.tasks.worlds.levels import Level, scienceworld_level, split_games
@@ -91,11 +91,12 @@ class ScienceWorldL0(AgentTask):
         """See :attr:`AgentTask.world`."""
         return "derl_gym.tasks.worlds.scienceworld:ScienceWorld", {}
 
-    def split_games(self, split: Split, pool: WorldPool) -> list[str]:
-        """See :meth:`AgentTask.split_games`."""
+    def list_games(self, pool: WorldPool) -> dict[str, list[str]]:
+        """See :meth:`AgentTask.list_games`."""
         games = {part: pool.games(part) for part in ("train", "dev", "test")}
         level = scienceworld_level(self.level, games)
-        return self.chosen(split, level, split_games(level["train"], self.split_seed), self.only)
+        train, validation = split_games(level["train"], self.split_seed)
+        return self.keep({"train": train, "validation": validation, "test": level["test"]}, self.only)
 
     def kind_of(self, game: str) -> str:
         """The task, without the variation."""

@@ -10,7 +10,6 @@ from typing import Any
 
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.agent import AgentTask
-from derl_gym.tasks.base import Split
 from derl_gym.tasks.worlds import Turn, World, WorldPool
 
 ROOMS = 7
@@ -105,12 +104,9 @@ class Coins(AgentTask):
     def world(self) -> tuple[str, dict[str, Any]]:
         return self.world_class, self.options
 
-    def split_games(self, split: Split, pool: WorldPool) -> list[str]:
-        if split == "test":
-            return pool.games("test")
+    def list_games(self, pool: WorldPool) -> dict[str, list[str]]:
         games = pool.games("train")
-        parts = {"train": games[::2] + games[1::4], "validation": games[3::4]}
-        return parts["train"] + parts["validation"] if split == "full" else parts[split]
+        return {"train": games[::2] + games[1::4], "validation": games[3::4], "test": pool.games("test")}
 
     def kind_of(self, game: str) -> str:
         return "left" if game[0] > game[2] else "right"

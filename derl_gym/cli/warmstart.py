@@ -1,0 +1,117 @@
+"""``derl-gym warmstart``: teach an inner policy to act in the tag format, on expert episodes, before any reward."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+
+from derl_gym.cli.command import Command, EnvironmentId, Failed, check_packages, find_spec, pairs
+from derl_gym.envs.settings import make_settings
+from derl_gym.tasks import load_task
+from derl_gym.tasks.agent import AgentTask
+
+
+@dataclasses.dataclass
+class Warmstart(Command):
+    """Train an inner policy on expert episodes of an agent task, and keep it for inner.policy.
+
+    The episodes are walkthroughs of the inner-training games, with thoughts written by rule; --data takes others.
+    """
+
+    env: EnvironmentId
+    """Id of the environment."""
+    out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
+    """Folder for the episodes (episodes.jsonl), the trained policy (policy) and what was done (warm_start.json)."""
+    data: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Episodes of your own, as JSONL (docs/warm_start.md), instead of walkthroughs."""
+    episodes: Annotated[int, tyro.conf.arg(metavar="N")] = 200
+    """Walkthroughs to learn from, the kinds of games in turn."""
+    slips: Annotated[float, tyro.conf.arg(metavar="P")] = 0.1
+    """How probable it is that the expert tries what is not possible first, and then reflects on it."""
+    epochs: int = 5
+    """Passes over the episodes."""
+    batch_size: int = 16
+    """Episodes per optimiser step."""
+    micro_batch_size: int = 1
+    """Episodes per forward pass."""
+    learning_rate: float = 1e-5
+    seed: int = 0
+    """Of the order of the episodes and of the slips."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Settings for a machine of some size; the policy and its limits are the preset's."""
+    inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Settings of the inner runs as KEY=VALUE, such as policy=FOLDER or max_episode_tokens=4096."""
+    data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """Local data, for tasks that read some."""
+
+    def run(self) -> int:
+        """Make or read the episodes, train, and say where the policy lies."""
+        check_packages()
+        if self.episodes < 1 or not 0 <= self.slips <= 1:
+            raise ValueError("--episodes must be at least 1, and --slips a probability")
+        given: dict[str, Any] = {
+            "preset": self.preset,
+            "inner": pairs(self.inner, "--inner"),
+            "data_dir": self.data_dir,
+        }
+        known = find_spec(self.env).kwargs
+        settings = make_settings(known | {key: value for key, value in given.items() if value})
+        options = settings.task_options | ({"data_dir": self.data_dir} if self.data_dir else {})
+        task = load_task(settings.task, options)
+        if not isinstance(task, AgentTask):
+            raise ValueError(f"{self.env} plays no episodes: a warm start is for agent tasks")
+        config = task.inner.override(**settings.inner)
+        policy = self.out / "policy"
+        if policy.exists():
+            raise ValueError(f"{policy} is there already: choose another --out")
+        from derl_gym.inner.warmstart import WarmStart, train  # torch
+        from derl_gym.tasks.expert import read_rows
+
+        how = WarmStart(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            micro_batch_size=self.micro_batch_size,
+            learning_rate=self.learning_rate,
+            seed=self.seed,
+        )
+        console = Console(stderr=True, highlight=False)
+        rows = read_rows(self.data) if self.data is not None else self._walkthroughs(task, config.max_turns, console)
+        start = config.policy or task.base_policy
+        console.print(f"training {escape(start)} on {len(rows)} episodes")
+
+        def ended(epoch: int, loss: float) -> None:
+            console.print(f"epoch {epoch}/{how.epochs}: loss {loss:.4f} per token")
+
+        found = train(start, rows, policy, how, config, ended)
+        found = {"env": self.env, "policy": start, "settings": dataclasses.asdict(how), **found}
+        (self.out / "warm_start.json").write_text(json.dumps(found, indent=1))
+        if found["too_long"]:
+            console.print(f"{found['too_long']} episodes were too long for the policy and left out")
+        print(f"policy: {policy} (use it with --inner policy={policy})")
+        return 0
+
+    def _walkthroughs(self, task: AgentTask, longest: int, console: Console) -> list[dict[str, Any]]:
+        from derl_gym.tasks.expert import Experts
+
+        examples = task.load("train")
+        rows: list[dict[str, Any]] = []
+        self.out.mkdir(parents=True, exist_ok=True)
+        with task.open_pool(1) as pool, (self.out / "episodes.jsonl").open("w") as file:
+            experts = Experts(task, pool, longest, self.slips, self.seed)
+            for row in islice(experts.episodes(examples), self.episodes):
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                if len(rows) % 20 == 0:
+                    console.print(f"{len(rows)} of {self.episodes} episodes")
+        for reason, count in experts.left_out.items():
+            console.print(f"{count} games left out: {escape(reason)}", soft_wrap=True)
+        if not rows:
+            raise Failed(f"none of the {len(examples)} training games gave an expert episode")
+        return rows
