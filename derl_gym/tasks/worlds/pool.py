@@ -4,8 +4,8 @@ How many processes, and how much memory? A worker holds as many live episodes as
 (``World.per_worker``), plays them one after the other, and works at the same time as the other workers.
 
 - ALFWorld: 64. Its games share nothing, so two or four workers, as many as there are free cores, play the 64 to 128
-  episodes of an update at once: a worker of 80 MB, and 5 MB more for each live episode. A worker for each would take
-  10 GB. What it costs: a worker that dies takes all its episodes along.
+  episodes of an update at once: a worker of 90 MB, and 4 to 8 MB more for each live episode. A worker for each would
+  take 10 GB. What it costs: a worker that dies takes all its episodes along.
 - ScienceWorld: 1. Its simulator has global state, so every live episode needs a Java process of its own, of half a GB.
   With fewer workers than episodes, play them in waves of ``pool.slots``.
 """
