@@ -27,7 +27,7 @@ test-vllm: $(VLLM_VENV)/.installed ## Run the tests that need vLLM (on the CPU, 
 	$(VLLM_VENV)/bin/python -m pytest -q -m vllm tests/inner
 
 bench: $(VENV)/.installed-test ## Run the benchmarks; they write benchmarks/results
-	for name in programs overhead landscape learning; do \
+	for name in programs overhead landscape learning worlds; do \
 	  $(BIN)/python benchmarks/$$name.py --out benchmarks/results/$$name.json || exit 1; \
 	done
 	$(if $(DERL_GYM_DATA),$(BIN)/python benchmarks/answers.py --out benchmarks/results/answers.json,@echo "answers.py left out: it needs DERL_GYM_DATA, the folder of data")
