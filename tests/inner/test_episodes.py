@@ -241,7 +241,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> str:
     start = toy_agents.make_policy(folder / "start")
     with TASK.open_pool(1) as pool:
         rows = list(Experts(TASK, pool, 9, slips=0.2).episodes(TASK.load("train")))
-    how = WarmStart(epochs=12, batch_size=4, micro_batch_size=4, learning_rate=3e-3)
+    how = WarmStart(epochs=20, batch_size=2, micro_batch_size=2, learning_rate=2e-3)
     warm_start(start, rows, folder / "warm", how, TASK.inner)
     return str(folder / "warm")
 
