@@ -12,7 +12,7 @@ from typing import ClassVar
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.answers import boxed, equal, final_answer, mentions
 from derl_gym.tasks.base import SPLITS, Example, Preset, Primitive, Split, Task
-from derl_gym.tasks.data import Row, Source, load_rows, split_rows
+from derl_gym.tasks.data import Row, Source, load_rows, origin, split_rows
 
 SOURCES: dict[str, Source] = {
     "gsm8k": Source(
@@ -173,6 +173,7 @@ class Mathematics(Task):
             final_inner={"epochs": None, "steps": 2, "eval_examples": 32, "timeout": 3600.0},
             full_inner={"steps": 1, "epochs": None},
             outer_steps=1,
+            full_outer_steps=2,
             group_size=2,
         ),
     }
@@ -202,6 +203,10 @@ class Mathematics(Task):
                     part += [_example(benchmark, row) for row in half]
             self._loaded = parts
         return list(self._loaded[split])
+
+    def origins(self) -> list[str]:
+        """See :meth:`Task.origins`."""
+        return [origin(SOURCES[benchmark], "train", self.data_dir) for benchmark in self.trained_on]
 
     def _rows(self, benchmark: str, split: str) -> list[Row]:
         r"""Without MATH's two training problems whose ``\boxed{}`` is empty: they have no ground truth."""

@@ -149,6 +149,7 @@ def test_the_paper_s_settings() -> None:
         paper = task.presets["paper"]
         assert (paper.outer_steps, paper.full_outer_steps, paper.group_size) == (8, 7, 8)
         assert paper.full_inner == {"epochs": 2} and paper.proposer == "Qwen/Qwen2.5-0.5B-Instruct"
+        assert task.presets["smoke"].full_outer_steps == 2, "a policy is handed on from the first step to the second"
         for preset in task.presets.values():  # every one of them makes a valid configuration
             inner = task.inner.override(**preset.inner)
             inner.override(**preset.full_inner)
