@@ -2,8 +2,8 @@
 
     python benchmarks/paper/figure6.py --scale smoke
 
-The published shares are of a run on ALFWorld L2. Until that task is part of this package ours are of the search with
-DERL-base on GSM8K that Table 4 uses too: another task, so that the two can be compared in direction alone.
+The published shares are of a run on ALFWorld L2, ours of the search with DERL-base on GSM8K that Table 4 uses too:
+another task, so that the two can be compared in direction alone. The script runs no search on DERL-ALFWorld-L2-v0.
 """
 
 from __future__ import annotations
