@@ -61,6 +61,7 @@ def check_task(task: Task, limit: int | None = None) -> Report:
             return report
         report.lines.append(f"{split}: {len(splits[split])} examples")
         report.problems += _about_examples(split, splits[split], again)
+    report.lines += [f"read from {origin}" for origin in task.origins()]
     if report.problems:
         return report
     both = {_identity(example) for example in splits["train"]} & {_identity(e) for e in splits["validation"]}

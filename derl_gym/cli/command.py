@@ -73,6 +73,8 @@ class RunSettings:
     """Folder of scores shared between run directories."""
     data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Local data, for tasks that read some."""
+    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Options of the task as KEY=VALUE: --task-options check_data=False."""
     keep_policies: tyro.conf.FlagCreatePairsOff[bool] = False
     """Keep every trained inner policy."""
     on_infrastructure_failure: Literal["raise", "zero"] | None = None
@@ -82,8 +84,9 @@ class RunSettings:
         """Keyword arguments of ``gym.make``: what was given."""
         fields = dataclasses.fields(self)
         given = {field.name: value for field in fields if (value := getattr(self, field.name)) != field.default}
-        if self.inner:
-            given["inner"] = pairs(self.inner, "--inner")
+        for name in ("inner", "task_options"):
+            if name in given:
+                given[name] = pairs(given[name], f"--{name.replace('_', '-')}")
         for name in ("primitives", "flip"):
             if name in given:
                 given[name] = list(given[name])
@@ -138,6 +141,8 @@ def make_envs(environment: str, settings: dict[str, Any], run_dir: Path, **fixed
     spec = find_spec(environment)
     check_packages(*(["vllm"] if settings.get("inner", {}).get("backend") == "vllm" else []))
     settings = settings | fixed | {"run_dir": str(run_dir)}
+    if "task_options" in settings:
+        settings["task_options"] = (spec.kwargs.get("task_options") or {}) | settings["task_options"]
     size = make_settings(spec.kwargs | settings).group_size
     settings.pop("group_size", None)
     return gym.make_vec(spec.id, num_envs=size, **settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from typing import Annotated, Any
 
 import tyro
@@ -13,14 +14,16 @@ from rich.markup import escape
 from rich.table import Table
 
 import derl_gym
-from derl_gym.cli.command import Command, Failed, find_spec
+from derl_gym.cli.agents import descriptions
+from derl_gym.cli.command import Command, Failed, find_spec, pairs
+from derl_gym.envs.settings import make_settings
 from derl_gym.programs import InvalidProgram, RewardProgram, states_of
-from derl_gym.tasks import Primitive, Task, load_task
+from derl_gym.tasks import InnerConfig, Primitive, Task, load_task
 
 
 @dataclasses.dataclass
 class Envs(Command):
-    """List the environments with their tasks, primitives and presets, or check one.
+    """List the environments with their tasks, primitives and presets, check one, or show its settings.
 
     A check reads the training and validation examples; it exits with 1 when it finds a fault.
     """
@@ -29,14 +32,26 @@ class Envs(Command):
     """Check the task of this environment: its splits, its primitives, and both on its gold solutions."""
     data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Local data for --check."""
+    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Options of the task as KEY=VALUE, for --check: --task-options check_data=False."""
+    settings: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """Show the settings of this environment's inner runs, which --inner changes, with their values."""
+    preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """For --settings: with this preset instead of the environment's own."""
 
     def run(self) -> int:
         """Print the list, or what the check finds."""
         console = Console()
+        if self.check is None and (self.data_dir is not None or self.task_options):
+            raise ValueError("--data-dir and --task-options go with --check ENV")
+        if self.settings is None and self.preset is not None:
+            raise ValueError("--preset goes with --settings ENV")
+        if self.check is not None and self.settings is not None:
+            raise ValueError("--check and --settings are two questions: ask one at a time")
         if self.check is not None:
             return self._check(self.check)
-        if self.data_dir is not None:
-            raise ValueError("--data-dir goes with --check ENV")
+        if self.settings is not None:
+            return self._show(self.settings, console)
         for environment in derl_gym.ENVIRONMENTS:
             task = task_of(environment)
             console.print(f"[bold]{environment}[/]: {escape(task.description)}", highlight=False)
@@ -51,7 +66,7 @@ class Envs(Command):
     def _check(self, environment: str) -> int:
         from derl_gym.testing import check_task
 
-        report = check_task(task_of(environment, self.data_dir))
+        report = check_task(task_of(environment, self.data_dir, pairs(self.task_options, "--task-options")))
         for line in report.lines:
             print(line)
         for problem in report.problems:
@@ -59,6 +74,23 @@ class Envs(Command):
         if report.problems:
             raise Failed(f"{environment}: {len(report.problems)} problem" + "s" * (len(report.problems) > 1))
         print(f"{environment}: no problem found")
+        return 0
+
+    def _show(self, environment: str, console: Console) -> int:
+        given = find_spec(environment).kwargs
+        chosen = make_settings(given if self.preset is None else given | {"preset": self.preset})
+        task = task_of(environment)
+        config = task.inner.override(**chosen.inner)
+        values = dataclasses.asdict(config) | {"policy": config.policy or task.base_policy}
+        described = descriptions(InnerConfig)
+        table = Table(box=box.SIMPLE_HEAD)
+        table.add_column("setting", no_wrap=True)
+        table.add_column("value", overflow="fold")
+        table.add_column("what it is")
+        for name, value in values.items():
+            table.add_row(name, escape(str(value)), escape(described.get(name, "").replace("``", "")))
+        console.print(f"[bold]{environment}[/], inner runs" + (f", preset {chosen.preset}" if chosen.preset else ""))
+        console.print(table)
         return 0
 
 
@@ -107,12 +139,19 @@ class Audit(Command):
         return 0
 
 
-def task_of(environment: str, data_dir: str | None = None) -> Task:
-    """The task of a registered id; see :func:`derl_gym.cli.command.find_spec`."""
+def task_of(environment: str, data_dir: str | None = None, task_options: dict[str, Any] | None = None) -> Task:
+    """The task of a registered id, with the data that a search would use.
+
+    Args:
+        environment: The id; see :func:`derl_gym.cli.command.find_spec`.
+        data_dir: Local data, instead of the registration's.
+        task_options: Options of the task, on top of the registration's.
+    """
     settings = find_spec(environment).kwargs
-    options = dict(settings.get("task_options") or {})
-    if data_dir is not None:
-        options["data_dir"] = data_dir
+    options = {**(settings.get("task_options") or {}), **(task_options or {})}
+    folder = settings.get("data_dir") if data_dir is None else data_dir
+    if folder is not None:
+        options["data_dir"] = os.fspath(folder)
     return load_task(settings["task"], options, settings.get("flip", ()))
 
 

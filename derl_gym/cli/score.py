@@ -42,10 +42,12 @@ class Score(Command):
         if not self.programs or self.seeds < 1:
             raise ValueError("which program, and how often? derl-gym score ENV PROGRAM [--seeds N], N at least 1")
         folder = self.out or new_folder(self.env, "score")
-        names = [primitive.name for primitive in task_of(self.env).primitives]
+        given = self.settings.to_dict()
+        task = task_of(self.env, task_options=given.get("task_options"))
+        names = [primitive.name for primitive in task.primitives]
         texts = [named_program(program, names) for program in self.programs for _ in range(self.seeds)]
         fixed = {"outer_steps": 1, "group_size": len(texts), "cache": "off"}
-        envs = make_envs(self.env, self.settings.to_dict(), folder, **fixed)
+        envs = make_envs(self.env, given, folder, **fixed)
         try:
             world: Any = envs.unwrapped
             actions = np.stack([world.programs.encode(text) for text in texts])

@@ -117,7 +117,8 @@ class Train(Command):
     def _programs(self, ledger: Ledger) -> list[str]:
         if self.env is None:
             return select(ledger, self.rule or paper_rule(ledger.run_dir))
-        names = [primitive.name for primitive in task_of(self.env).primitives]
+        task = task_of(self.env, task_options=self.settings.to_dict().get("task_options"))
+        names = [primitive.name for primitive in task.primitives]
         return [named_program(program, names) for program in self.program]
 
 

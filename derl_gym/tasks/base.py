@@ -147,6 +147,10 @@ class Task(abc.ABC):
         """
         return None
 
+    def origins(self) -> list[str]:
+        """Where the training data are read from: files, or names on the hub; empty: the task doesn't say."""
+        return []
+
     def record(self, split: Split) -> dict[str, Any]:
         """What a split holds, for the ledger: ``examples`` (how many) and ``sha256`` (of their content, in order)."""
         examples = self.load(split)

@@ -115,6 +115,16 @@ def find_file(source: Source, split: str, data_dir: str | None = None) -> Path |
     return None
 
 
+def origin(source: Source, split: str, data_dir: str | None = None) -> str:
+    """Where a split is read from, in words: its file, or its name on the hub.
+
+    Raises:
+        FileNotFoundError: ``data_dir`` was given but does not hold it.
+    """
+    path = find_file(source, split, data_dir)
+    return f"{source.hub[0]} ({split}) on the hub" if path is None else str(path)
+
+
 def content_hash(rows: Sequence[Row]) -> str:
     """SHA-256 over rows, whatever their order."""
     lines = sorted(json.dumps(row, sort_keys=True, ensure_ascii=True) for row in rows)
@@ -122,19 +132,19 @@ def content_hash(rows: Sequence[Row]) -> str:
 
 
 def _raw_rows(source: Source, split: str, data_dir: str | None) -> tuple[str, Sequence[Any]]:
-    path = find_file(source, split, data_dir)
+    path, where = find_file(source, split, data_dir), origin(source, split, data_dir)
     if path is None:
-        return f"{source.hub[0]} ({split}) on the hub", _from_hub(source, split)
+        return where, _from_hub(source, split)
     try:
         with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             if ".jsonl" in path.suffixes:
-                return str(path), [json.loads(line) for line in file if line.strip()]
+                return where, [json.loads(line) for line in file if line.strip()]
             rows = json.load(file)
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not isinstance(rows, list):
         raise ValueError(f"{path} must hold a list of rows, not {type(rows).__name__}")
-    return str(path), rows
+    return where, rows
 
 
 def _from_hub(source: Source, split: str) -> Sequence[Any]:

@@ -4,16 +4,19 @@ import dataclasses
 import io
 import json
 import sys
+from typing import Any
 
+import gymnasium as gym
 import pytest
 
 import derl_gym
 from derl_agents import AGENTS
 from derl_gym.cli import main
 from derl_gym.cli.agents import descriptions
-from derl_gym.cli.command import Settings, pairs
+from derl_gym.cli.command import Settings, make_envs, pairs
 from derl_gym.cli.search import Plan
 from derl_gym.cli.train import paper_rule
+from derl_gym.tasks import InnerConfig
 
 ARITHMETIC = "DERL-Arithmetic-v0"
 
@@ -65,6 +68,57 @@ def test_what_is_wrong_with_a_task_is_listed(capsys):
     assert "problem: g2 is 0.5 on the output" in captured.out
     assert captured.err == "derl-gym: toy_ids:DERL-Faulty-v0: 10 problems\n"
     assert main(["envs", "--data-dir", "x"]) == 2
+
+
+@pytest.fixture
+def own_data(tmp_path):
+    """Sixty sums in GSM8K's format, as an id whose registration names their folder."""
+    (tmp_path / "gsm8k").mkdir()
+    rows = [{"question": f"What is {n} + 1?", "answer": f"One more than {n}.\n#### {n + 1}"} for n in range(60)]
+    (tmp_path / "gsm8k" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    derl_gym.register(
+        "DERL-Own-v0", task="derl_gym.tasks.mathematics:GSM8K", data_dir=str(tmp_path), task_options={"split_seed": 5}
+    )
+    yield tmp_path / "gsm8k" / "train.jsonl"
+    gym.registry.pop("DERL-Own-v0")
+
+
+def test_a_check_reads_what_a_search_would(own_data, capsys, monkeypatch):
+    monkeypatch.setenv("DERL_GYM_DATA", "/nowhere")
+    assert main(["envs", "--check", "DERL-Own-v0"]) == 1
+    assert f"{own_data} has 60 rows, not the 7473" in capsys.readouterr().out
+    assert main(["envs", "--check", "DERL-Own-v0", "--task-options", "check_data=False"]) == 0
+    out = capsys.readouterr().out
+    assert "train: 48 examples\nvalidation: 12 examples\n" in out and f"read from {own_data}\n" in out
+    elsewhere = ["envs", "--check", "DERL-Own-v0", "--data-dir", "/elsewhere"]
+    assert main(elsewhere) == 1 and "expected one of /elsewhere/gsm8k/train" in capsys.readouterr().out
+
+
+def test_task_options_come_on_top_of_the_registrations(own_data, tmp_path):
+    settings = Settings(task_options=("check_data=False",)).to_dict()
+    assert settings == {"task_options": {"check_data": False}}
+    envs = make_envs("DERL-Own-v0", settings, tmp_path / "run")
+    world: Any = envs.unwrapped
+    assert world.loop.task_options == {"split_seed": 5, "check_data": False, "data_dir": str(own_data.parents[1])}
+    envs.close()
+
+
+def test_the_settings_of_the_inner_runs_are_listed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "400")
+    assert main(["envs", "--settings", "DERL-GSM8K-v0", "--preset", "smoke"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "DERL-GSM8K-v0, inner runs, preset smoke"
+    cells = {line.split()[0]: line.split() for line in lines[4:] if line.strip()}
+    assert [cells[name][1] for name in ("policy", "steps", "epochs")] == [
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "2",
+        "None",
+    ]
+    assert cells["prompt_style"][1:3] == ["auto", '"chat":'] and set(cells) == {
+        f.name for f in dataclasses.fields(InnerConfig)
+    }
+    assert main(["envs", "--settings", ARITHMETIC]) == 0
+    assert capsys.readouterr().out.startswith(f"{ARITHMETIC}, inner runs\n")
 
 
 @pytest.fixture
@@ -181,6 +235,11 @@ def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
         (["search", ARITHMETIC, "--preset", "huge"], "no preset 'huge'"),
         (["search", "DERL-GSM8K-v0", "--preset", "huge"], "has paper, single-gpu, smoke"),
         (["envs", "--check", "DERL-Nope-v0"], "DERL-Nope"),
+        (["envs", "--task-options", "a=1"], "go with --check ENV"),
+        (["envs", "--preset", "smoke"], "goes with --settings ENV"),
+        (["envs", "--check", ARITHMETIC, "--settings", ARITHMETIC], "one at a time"),
+        (["envs", "--settings", ARITHMETIC, "--preset", "huge"], "no preset 'huge'"),
+        (["search", "DERL-GSM8K-v0", "--task-options", "chekc=1"], "chekc"),
         (["train", "--run", "x", "--preset", "smoke"], "from the search: leave out --preset"),
         (["report", "nowhere"], "nowhere"),
     ],
