@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from derl_gym.envs.identity import fingerprint, trial_seed
+from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
 from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop
 from derl_gym.envs.settings import Settings, layered
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.base import task_class
 from derl_gym.trials.devices import leases
-from derl_gym.trials.ledger import Ledger
+from derl_gym.trials.ledger import Ledger, RunDirectoryMismatch
 from derl_gym.trials.pool import Job, LocalPool, Outcome
 
 LOG = logging.getLogger("derl_gym")
@@ -138,12 +138,13 @@ def final_config(loop: OuterLoop, full: bool, inner: dict[str, Any] | None = Non
     DERL-base and the baselines train with the search's inner settings changed by ``final_inner``: more epochs, in the
     paper. A round of DERL-full takes what it took in the search (section 4.2), and of ``final_inner`` only how the
     policy is evaluated, so that all final policies are tested alike: on the whole test split, unless ``final_inner``
-    says ``eval_examples``. ``max_flops_ratio`` caps the search's inner runs alone.
+    says ``eval_examples``. ``max_flops_ratio`` caps the search's inner runs alone. A ``policy`` in ``final_inner`` or
+    ``inner`` is what the training starts from (its first stage, with several programs).
     """
     settings = loop.settings
     changes = settings.final_inner
     if full:
-        changes = {key: value for key, value in changes.items() if key.startswith("eval_")}
+        changes = {key: value for key, value in changes.items() if key.startswith("eval_") or key == "policy"}
     searched = settings.inner | {"eval_examples": None, "max_flops_ratio": None}
     return loop.task.inner.override(**layered(loop.task.inner, searched, changes, inner or {}))
 
@@ -151,6 +152,15 @@ def final_config(loop: OuterLoop, full: bool, inner: dict[str, Any] | None = Non
 def length_of(config: InnerConfig) -> tuple[float, str]:
     """How long a training is, and the unit: epochs or optimiser steps."""
     return (config.steps, "steps") if config.epochs is None else (config.epochs, "epochs")
+
+
+def already_tested(ledger: Ledger, programs: Sequence[str], seeds: Sequence[int]) -> dict[int, Final]:
+    """Those of the seeds for which a final policy of these programs was tested before: seed -> its first look."""
+    found: dict[int, Final] = {}
+    for row in ledger.finals():
+        if row["programs"] == list(programs) and row["seed"] in seeds and not row["again"]:
+            found[row["seed"]] = Final(tuple(programs), row["seed"], row["test"], row["policy"], row["result"])
+    return found
 
 
 def train_final(
@@ -171,35 +181,47 @@ def train_final(
     Args:
         ledger: Where the results are recorded; its configuration says task and inner settings.
         programs: One per stage.
-        seeds: One final policy each.
+        seeds: One final policy each; one that was tested before is not trained again.
         inner: Overrides of the inner settings, on top of the search's and the task's for final training.
         workers: Policies trained at a time.
-        again: Allow programs and seeds whose test score is known already.
+        again: Train all seeds, also those whose test score is known already.
+
+    Returns:
+        One final policy per seed, in their order; without ``again`` the earlier ones among them as they were recorded.
 
     Raises:
-        TestAlreadyOpened: when it is known and ``again`` is not set.
+        TestAlreadyOpened: when the scores of all seeds are known and ``again`` is not set.
         InfrastructureFailure: when a training failed for good.
-        FileNotFoundError: when the checkpoint that a stage goes on from is missing, or the test data are.
+        FileNotFoundError: when the policy that a stage starts from is missing, or the test data are.
+        RunDirectoryMismatch: when the data are no longer those of the search, or the base policy isn't.
         ValueError: when a program does not parse, or is undefined on a real rollout.
     """
     programs = list(programs)
-    known = {(tuple(row["programs"]), row["seed"]) for row in ledger.finals()}
-    opened = [seed for seed in seeds if (tuple(programs), seed) in known]
-    if opened and not again:
+    wanted = list(seeds)
+    earlier = {} if again else already_tested(ledger, programs, wanted)
+    seeds = [seed for seed in wanted if seed not in earlier]
+    if wanted and not seeds:
         raise TestAlreadyOpened(
-            f"the test split was opened before for {' -> '.join(programs)} with seed {opened[0]}; "
-            "a second look must be asked for (--again) and is recorded as one"
+            f"the test split was opened before for {' -> '.join(programs)} with seed {', '.join(map(str, wanted))}: "
+            "take other seeds (--first-seed N), or ask for a second look (--again), which is recorded as one"
         )
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
     full = loop.settings.variant == "full"
     config = final_config(loop, full, inner)
+    for final in earlier.values():
+        _refuse_other_training(final, config)
     for program in programs:
         loop.parse(program)
     if full:
         _warn_if_longer(config, len(programs), final_config(loop, False, inner))
     # Also a look whether the test data are there, before the days that the training may take.
     data = {split: loop.record(split) for split in ("full", "test")}
-    starts = {seed: loop.base_policy for seed in seeds}
+    _refuse_other_data(ledger, loop)
+    start = config.policy or loop.task.base_policy
+    policy_folder(start)  # said before anything is trained, like the rest
+    if start == loop.base_policy:
+        _refuse_other_policy(ledger, start)
+    starts = dict.fromkeys(seeds, start)
     folders = {seed: _final_folder(ledger, programs, seed) for seed in seeds}
     finals: list[Final] = []
     with LocalPool(workers=workers, devices=leases(workers, config.gpus)) as pool:
@@ -231,19 +253,54 @@ def train_final(
                     result = _checked(outcome, program)
                     starts[seed] = result["policy"]
                     if last:
-                        result |= {"data": data}
+                        result |= {"data": data, "config": dataclasses.asdict(config)}
                         ledger.record_final(
                             programs, seed, test=result["score"], policy=result["policy"], result=result
                         )
                         finals.append(Final(tuple(programs), seed, result["score"], result["policy"], result))
-    return sorted(finals, key=lambda final: list(seeds).index(final.seed))
+    return sorted([*earlier.values(), *finals], key=lambda final: wanted.index(final.seed))
+
+
+def _refuse_other_training(final: Final, config: InnerConfig) -> None:
+    """Policies whose scores are averaged must be trained alike; ledgers of version 0.1 don't say how they were."""
+    there, here = final.result.get("config", {}), dataclasses.asdict(config)
+    names = [name for name in here if name in there and there[name] != here[name] and name != "timeout"]
+    if names:
+        differing = ", ".join(f"{name} {there[name]!r}, not {here[name]!r}" for name in names)
+        raise ValueError(
+            f"the final policy of seed {final.seed} was trained with other settings ({differing}): train with those, "
+            "with other seeds alone (--first-seed N), or all anew (--again)"
+        )
+
+
+def _refuse_other_data(ledger: Ledger, loop: OuterLoop) -> None:
+    """What ``train`` and ``validation`` hold must be what the search recorded; ledgers of version 0.1 don't say."""
+    for split, recorded in ledger.config.get("data", {}).items():
+        there, here = recorded["sha256"], loop.record(split)["sha256"]
+        if there != here:
+            raise RunDirectoryMismatch(
+                f"the {split} data are not those of the search in {ledger.run_dir}: sha256 {there[:12]} there, "
+                f"{here[:12]} now. Put them back, or search anew in another run directory"
+            )
+
+
+def _refuse_other_policy(ledger: Ledger, policy: str) -> None:
+    there = ledger.config.get("base_policy")
+    if there is not None and there != (here := policy_fingerprint(policy)):
+        raise RunDirectoryMismatch(
+            f"the base policy {policy} is not the one of the search in {ledger.run_dir}: {there} there, {here} now. "
+            "Put it back, or name another one to start from with inner.policy"
+        )
 
 
 def _warn_if_longer(config: InnerConfig, rounds: int, baseline: InnerConfig) -> None:
     (each, unit), (allowed, other) = length_of(config), length_of(baseline)
     if unit == other and rounds * each > allowed:
-        told = (rounds, each, unit, rounds * each, allowed)
-        LOG.warning("%d rounds of %g %s make %g, more than the %g of a baseline (final_inner)", *told)
+        LOG.warning(
+            "%d rounds of %g %s make %g, more than the %g of a baseline: for a fair comparison train the baselines for "
+            "as long, with inner.%s=%g (or final_inner's)",
+            *(rounds, each, unit, rounds * each, allowed, unit, rounds * each),
+        )
 
 
 def _check_checkpoint(policy: str, stage: int) -> None:
@@ -280,6 +337,7 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
 
     Raises:
         ValueError: when the search kept no policies.
+        RunDirectoryMismatch: when the data are no longer those of the search.
     """
     kept = {
         row["identity"]: row["result"]["policy"]
@@ -289,6 +347,7 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
     if not kept:
         raise ValueError(f"{ledger.run_dir} holds no policies: search with keep_policies=True to analyse them on test")
     loop = OuterLoop(settings_of(ledger.config), lambda: ledger.config["environment"])
+    _refuse_other_data(ledger, loop)
     config = dataclasses.asdict(final_config(loop, full=True))  # evaluated as final policies are
     seeds = {row["identity"]: row["seed"] for row in ledger.trials()}
     jobs = [

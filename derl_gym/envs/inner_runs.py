@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +131,28 @@ class InnerRuns:
         row = ledger.trial(trial.identity)
         assert row is not None
         return row
+
+
+_MISTAKES = ("ValueError", "TypeError", "ImportError", "ModuleNotFoundError")
+"""Errors that come of the settings, the task's code or the installation, and come again with them."""
+
+
+def what_next(reasons: Sequence[str], run_dir: Path, outcome: str) -> str:
+    """What to do about runs that failed for good.
+
+    Args:
+        reasons: Theirs, ``"ValueError: ..."`` where the run raised an error.
+        run_dir: The search's.
+        outcome: What another try does: ``"trains only the rest"``.
+    """
+    if all(reason.startswith(tuple(f"{name}:" for name in _MISTAKES)) for reason in reasons):
+        return (
+            "an error of this kind comes of the settings, the task's code or the installation: another try ends the "
+            "same way until that is put right, and other settings need another run directory."
+        )
+    by_search = (run_dir / "search.json").exists()  # of the command; score and train leave none
+    again = f"`derl-gym resume {run_dir}`" if by_search else f"the same command with --out {run_dir}"
+    return f"the same step again, or {again}, {outcome}."
 
 
 def trial_folder(run_dir: Path, identity: str) -> Path:

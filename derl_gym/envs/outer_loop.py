@@ -22,7 +22,7 @@ import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
 from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
-from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, trial_folder
+from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, trial_folder, what_next
 from derl_gym.envs.reference import training_flops
 from derl_gym.envs.settings import MACHINE, Scored, Settings, layered
 from derl_gym.inner.config import InnerConfig
@@ -106,6 +106,7 @@ class OuterLoop:
             "task_name": self.task.name,
             "task_version": self.task.version,
             "inner_config": dataclasses.asdict(self.inner),
+            "base_policy": policy_fingerprint(self.base_policy),
             "data": {split: self.record(split) for split in SEARCHED},
         }
         return own
@@ -203,12 +204,14 @@ class OuterLoop:
                 cached = recorded[i]["cached"] if recorded[i]["status"] != "proposed" else True
                 outcomes[i] = self._settle(i, proposal, row, cached)
             else:
+                ledger.check_settled(recorded[i], proposal.trial.identity, dataclasses.asdict(proposal.trial))
                 waiting.setdefault(proposal.trial.identity, []).append(i)
-        failures = self._train(proposals, waiting, outcomes)
-        if failures and self.settings.on_infrastructure_failure == "raise":
+        failed = self._train(proposals, waiting, outcomes)
+        if failed and self.settings.on_infrastructure_failure == "raise":
             raise InfrastructureFailure(
-                f"{len(failures)} of {len(waiting)} inner runs failed for good: {failures[0]}. What was scored is kept "
-                f"in {self.run_dir}; the same step again, or `derl-gym resume {self.run_dir}`, trains only the rest."
+                f"{len(failed)} of {len(waiting)} inner runs failed for good: {failed[0]['program']}: "
+                f"{failed[0]['reason']}. What was scored is kept in {self.run_dir}; "
+                + what_next([row["reason"] for row in failed], self.run_dir, "trains only the rest")
             )
         self._classes = classes
         scored = [outcome for outcome in outcomes if outcome is not None]
@@ -311,8 +314,8 @@ class OuterLoop:
 
     def _train(
         self, proposals: list[_Proposal], waiting: dict[str, list[int]], outcomes: list[Scored | None]
-    ) -> list[str]:
-        """Train what is waiting; fill in the outcomes as they end. Returns the reasons of failed runs."""
+    ) -> list[dict[str, Any]]:
+        """Train what is waiting; fill in the outcomes as they end. Returns the rows of failed runs."""
         trials: dict[str, Trial] = {}
         for identity, places in waiting.items():
             trial = proposals[places[0]].trial
@@ -322,14 +325,14 @@ class OuterLoop:
             identity: self.payload(trial.program, self._policy_folder(), trial.seed)
             for identity, trial in trials.items()
         }
-        failures: list[str] = []
+        failed: list[dict[str, Any]] = []
         with contextlib.closing(self._runs.train(self.ledger, trials, payloads)) as rows:
             for row in rows:
                 if row["status"] == "failed":
-                    failures.append(f"{row['program']}: {row['reason']}")
+                    failed.append(row)
                 for n, i in enumerate(waiting[row["identity"]]):
                     outcomes[i] = self._settle(i, proposals[i], row, cached=n > 0)
-        return failures
+        return failed
 
     def payload(self, program: str, policy: str, seed: int, config: InnerConfig | None = None) -> dict[str, Any]:
         """What :func:`derl_gym.inner.train.run` is given for a search's inner run; ``config``: capped by default."""

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial
+from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, what_next
 from derl_gym.trials.ledger import Ledger
 
 
@@ -43,7 +43,7 @@ def training_flops(
     if row["status"] == "failed":
         raise InfrastructureFailure(
             f"the reference run with {trial.program}, which inner.max_flops_ratio asks for, failed for good: "
-            f"{row['reason']}. The same step again, or `derl-gym resume {ledger.run_dir}`, tries it once more."
+            f"{row['reason']}; " + what_next([row["reason"]], ledger.run_dir, "tries it once more")
         )
     if row["status"] == "invalid":
         raise ValueError(

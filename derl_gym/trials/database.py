@@ -11,7 +11,6 @@ import errno
 import json
 import os
 import sqlite3
-import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -47,11 +46,8 @@ class Database:
         version: Newest schema that this code reads.
         schema: ``CREATE`` statements, separated by ``;``. One table is ``meta (key, value)``.
         readonly: Never create or write; a file that is being written can be read all the same.
-        upgrades: Older version -> the statements that make its file one of the next version. Done at once where the
-            file is opened for writing; a reader finds the old tables.
 
-    Attributes:
-        version: Schema of the file as it is now.
+    A file of an older version keeps its tables until :meth:`upgrade`.
 
     Raises:
         LedgerError: not a file of this kind, newer schema, damaged, no permission, disk full. The methods
@@ -65,7 +61,6 @@ class Database:
         version: int,
         schema: str,
         readonly: bool = False,
-        upgrades: Mapping[int, str] = types.MappingProxyType({}),
     ) -> None:
         self.path = path
         self.readonly = readonly
@@ -81,11 +76,29 @@ class Database:
                         self._db.execute(f"PRAGMA {setting}")
                     if not self._tables():
                         self._create(kind, version, schema)
-                    self._upgrade(version, upgrades)
-                self.version = self._version()
             except BaseException:
                 self._db.close()
                 raise
+
+    @property
+    def version(self) -> int:
+        """Schema of the file as it is now."""
+        with explained(self.path):
+            return self._version()
+
+    def upgrade(self, upgrades: Mapping[int, str]) -> None:
+        """Take an older file over, all or nothing.
+
+        Args:
+            upgrades: Older version -> the statements that make its file one of the next version.
+        """
+        if self.version not in upgrades:
+            return
+        with self.transaction():
+            while (old := self._version()) in upgrades:  # read again: another process may have been faster
+                for statement in upgrades[old].split(";"):
+                    self._db.execute(statement)
+                self._db.execute(f"PRAGMA user_version={old + 1}")
 
     def close(self) -> None:
         """Close the file; twice is fine."""
@@ -142,15 +155,6 @@ class Database:
             self._db.execute(f"PRAGMA application_id={APPLICATION_ID}")
             self._db.execute(f"PRAGMA user_version={version}")
             self.insert("meta", {"key": "kind", "value": kind})
-
-    def _upgrade(self, version: int, upgrades: Mapping[int, str]) -> None:
-        if self._version() == version:
-            return
-        with self.transaction():
-            for old in range(self._version(), version):  # read again: another process may have been faster
-                for statement in upgrades[old].split(";"):
-                    self._db.execute(statement)
-            self._db.execute(f"PRAGMA user_version={version}")
 
     def _version(self) -> int:
         return self._db.execute("PRAGMA user_version").fetchone()[0]

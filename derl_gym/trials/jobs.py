@@ -123,11 +123,13 @@ def describe_exit(status: int) -> str:
 
 
 def explain(failure: str, log: Path | None = None) -> str:
-    """A failure, shortened, with what helps against the two that users meet most, and where to read on."""
+    """A failure, shortened, with what helps against those that users meet most, and where to read on."""
     failure = failure if len(failure) <= 500 else f"{failure[:500]} ..."
     words = failure.lower()
     if any(sign in words for sign in ("out of memory", "memoryerror", "cannot allocate memory")):
         failure += "; a smaller micro_batch_size or batch_size, or fewer workers, needs less memory"
+    elif words.startswith("exceeded its limit"):
+        failure += "; a larger inner.timeout allows more"
     elif any(os.strerror(number).lower() in words for number in (errno.ENOSPC, errno.EDQUOT)):
         failure += "; the disk is full"
     return failure if log is None else f"{failure} (log: {log})"

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -53,6 +53,7 @@ CREATE TABLE finals (
     id INTEGER PRIMARY KEY, programs TEXT NOT NULL, seed INTEGER NOT NULL, test REAL NOT NULL,
     validation REAL, again INTEGER NOT NULL, policy TEXT, result TEXT, ended_at TEXT NOT NULL
 )"""
+_CAUSES = {"policy": "the policy that training starts from", "key": "its class of equal programs", "seed": "the seed"}
 UPGRADES = {1: f"ALTER TABLE episodes ADD COLUMN reference TEXT; {_PROPOSER}"}
 """Version 1 knew neither the proposer's seconds nor reference runs."""
 
@@ -78,6 +79,10 @@ class Ledger(RunDirectory):
 
     A trial that was running when its process died is ``"interrupted"`` as soon as the ledger is opened again.
     """
+
+    FREE = ("inner.timeout", "inner_config.timeout", "final_inner.timeout")
+    ADDED = ("base_policy",)
+    RELEASES: ClassVar[Mapping[int, str]] = {1: "0.1"}
 
     def __init__(
         self,
@@ -219,6 +224,7 @@ class Ledger(RunDirectory):
         Raises:
             ValueError: status and score do not fit together.
             LedgerError: nothing is proposed there, or it is settled with another score.
+            ReplayMismatch: it is settled by another trial; see :meth:`check_settled`.
         """
         score = _checked(status, score)
         place = {"episode": episode, "step": step, "slot": slot}
@@ -230,8 +236,37 @@ class Ledger(RunDirectory):
             old = (rows[0]["status"], rows[0]["score"])
             if old[0] in ("scored", "invalid") and old != (status, score):
                 raise LedgerError(f"the proposal at {place} has ended as {old}, not as {(status, score)}")
+            self.check_settled(rows[0], identity, self.trial(identity) if identity else None)
             cost = {"cached": int(cached), "seconds": seconds, "settled_at": now()}
             self._db.update("proposals", place, told | cost)
+
+    def check_settled(
+        self, row: Mapping[str, Any], identity: str | None, trial: Mapping[str, Any] | None = None
+    ) -> None:
+        """Make sure that a proposal that has ended with a score, or as invalid, is still answered by the same trial.
+
+        Args:
+            row: Of :meth:`proposals`.
+            identity: Of the trial that answers it now.
+            trial: What is known of that one, as :meth:`start_trial` is told it: the error names what differs.
+
+        Raises:
+            ReplayMismatch: it was another.
+        """
+        if row["status"] not in ("scored", "invalid") or row["identity"] == identity:
+            return
+        there = self.trial(row["identity"]) if row["identity"] else None
+        causes = [
+            f"{name}: {there[key]} there, {trial[key]} now"
+            for key, name in _CAUSES.items()
+            if there and trial and there[key] != trial[key]
+        ]
+        raise ReplayMismatch(
+            f"{row['program']!r} (episode {row['episode']}, step {row['step']}, slot {row['slot']}) was answered by "
+            f"trial {row['identity']} in {self.run_dir}, but would be by {identity} now. What differs: "
+            f"{'; '.join(causes) or 'the data, the task or the settings of the inner runs'}. Put it back as it was, "
+            "or use another run directory"
+        )
 
     def proposals(self, episode: int | None = None) -> list[dict[str, Any]]:
         """Every proposal, of one episode or of all, by its place. ``actions`` is a list of ids."""

@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from derl_gym.trials.database import Database, LedgerError, explained
 
@@ -34,6 +34,13 @@ class RunDirectory:
         config: The recorded configuration.
         readonly: Whether it was opened without the lock.
     """
+
+    FREE: ClassVar[tuple[str, ...]] = ()
+    """Dotted names in the configuration that may differ when the search is gone on with."""
+    ADDED: ClassVar[tuple[str, ...]] = ()
+    """Names that a recorded configuration may lack: they came after the first ledgers of its schema."""
+    RELEASES: ClassVar[Mapping[int, str]] = {}
+    """Older schema -> the version of the package that wrote it."""
 
     def __init__(
         self,
@@ -58,13 +65,14 @@ class RunDirectory:
         try:
             if not readonly:
                 self._refuse_lost_ledger()
-            self._db = Database(self.path, "ledger", version, schema, readonly, upgrades)
+            self._db = Database(self.path, "ledger", version, schema, readonly)
             try:
                 verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
                 if verdict != "ok":
                     raise LedgerError(f"{self.path} is damaged: {verdict}")
                 self.config = self._agree(wanted)
-                if not readonly:
+                if not readonly:  # and not before the search is known to be this one
+                    self._db.upgrade(upgrades)
                     self._recover()
             except BaseException:
                 self._db.close()
@@ -107,12 +115,24 @@ class RunDirectory:
                 self._db.insert("meta", {"key": "created_at", "value": now()})
             return wanted
         recorded = json.loads(rows[0]["value"])
-        if wanted is not None and recorded != wanted:
-            raise RunDirectoryMismatch(
-                f"{self.run_dir} holds a search with another configuration; use another run directory, "
-                "or the settings it was made with:\n" + "\n".join(_differences(recorded, wanted))
-            )
+        if wanted is not None:
+            unlike = [*self.FREE, *(name for name in self.ADDED if name not in recorded)]
+            there, here = (_without(config, unlike) for config in (recorded, wanted))
+            if there != here:
+                raise RunDirectoryMismatch(self._refusal(there, here))
         return recorded
+
+    def _refusal(self, there: dict[str, Any], here: dict[str, Any]) -> str:
+        if (release := self.RELEASES.get(self._db.version)) is None:
+            return (
+                f"{self.run_dir} holds a search with another configuration; use another run directory, or the "
+                "settings it was made with:\n" + "\n".join(_differences(there, here))
+            )
+        return (
+            f"{self.run_dir} holds a search that derl_gym {release} began, and only derl_gym {release} can go on with "
+            "it; this version reports on it and trains from it, and has left it as it was. A new search needs another "
+            "run directory"
+        )
 
     def _unlock(self) -> None:
         if self._lock is not None:
@@ -143,6 +163,18 @@ def _lock(path: Path) -> int:
 
 def _me() -> str:
     return f"process {os.getpid()} on {socket.gethostname()}"
+
+
+def _without(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """A copy without what these dotted names stand for."""
+    copy = json.loads(json.dumps(config))
+    for name in names:
+        *parents, key = name.split(".")
+        part = copy
+        for parent in parents:
+            part = part.get(parent) or {}
+        part.pop(key, None)
+    return copy
 
 
 def _differences(recorded: Any, wanted: Any, name: str = "") -> list[str]:
