@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from derl_gym.tasks.answers.notation import normal_form, without_unit
+from derl_gym.tasks.answers.notation import normal_form
+from derl_gym.tasks.answers.units import without_unit
 
 LONGEST_ANSWER = 400
 """Characters; a longer answer is taken as a mere text. The longest of MATH has 159."""
@@ -16,7 +17,10 @@ _BRACES = re.compile(
     r"\\(?:boxed|fbox)(?:\s*\{|(?:\s+[0-9A-Za-z]|[0-9])(?![0-9A-Za-z]|\.[0-9]))|\\\\(?!boxed|fbox)|\\[{}]|[{}]"
 )
 _HASHES = re.compile(r"#{4,}[ \t]*([^\n#]*)")
-_HEADING = re.compile(r"[*_ ]*[a-zA-Z]{2}")
+_HEADING = re.compile(r"[*_ ]*(?:[0-9]{1,3}[.)][*_ ]+)?[a-zA-Z]{2}")
+_PREFIX = re.compile(
+    r"[*_ ]*(?:the )?(?:final )?answer(?: is)?[:=*_ \t]+(?=[-+\u2212]?[ \t]*\\?\$?[\\0-9.(])", re.IGNORECASE
+)
 _MARKER = re.compile(r"^A:|\b(?:answer|Answer|ANSWER)\b", re.MULTILINE)
 _NUMBER = re.compile(
     r"(?:(?<![0-9A-Za-z)\]}])[-\u2212])?"
@@ -46,15 +50,18 @@ def final_answer(text: str, plain: bool = False) -> str | None:
 
     Returns:
         The box's content, or the rest of the line behind ``####``; ``None`` when there is nothing. A ``####`` line
-        that begins with a word may be a Markdown heading, and counts only where there is nothing else.
+        that begins with a word, numbered or not, may be a Markdown heading, and counts only where there is nothing
+        else; a ruler (``#### ---``) never does. "The answer is" in front of a value is left out.
     """
     place, answer = _last_box(text)
     heading = None
     for match in _HASHES.finditer(text):
-        line = match[1].strip(" \t\r*")
-        if line and _HEADING.match(line):
+        line = _PREFIX.sub("", match[1].strip(" \t\r*"), count=1)
+        if not any(sign.isalnum() for sign in line):
+            continue  # a ruler
+        if _HEADING.match(line):
             heading = line
-        elif line and match.start() > place:
+        elif match.start() > place:
             place, answer = match.start(), line
     answer = answer or heading
     return _last_number(text) if answer is None and plain else answer

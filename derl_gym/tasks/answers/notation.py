@@ -1,4 +1,4 @@
-r"""How a mathematical answer is written: LaTeX in one normal form, lists, names, units, bases, times.
+r"""How a mathematical answer is written: LaTeX in one normal form, lists, names, bases.
 
 Pure functions on short texts, no process and no sympy. Words, which LaTeX has in ``\text{}``, stand in quotes in the
 normal form, so that ``\text{VW}`` is not taken for a product. What counts as equal is decided in ``compare.py``.
@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import re
 
-from derl_gym.tasks.answers.arithmetic import number
+from derl_gym.tasks.answers.units import multiplied
 
 _UNICODE = str.maketrans(
     {
         **{"−": "-", "–": "-", "⁄": "/", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "±": r"\pm ", "√": r"\sqrt "},
+        **{"½": r"\frac{1}{2}", "⅓": r"\frac{1}{3}", "⅔": r"\frac{2}{3}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}"},
         **{"π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "∪": r"\cup ", "∩": r"\cap "},
-        **{"∈": r"\in ", "²": "^2", "³": "^3", "°": r"^\circ ", "€": "", "£": "", "¥": "", '"': "", "\0": ""},
+        **{"∈": r"\in ", "²": "^2", "³": "^3", "°": r"^\circ ", "£": "", '"': "", "\0": ""},
     }
 )
 _TEXT = re.compile(r"\\(text(?:normal|bf|it|rm|sf|tt)?|mathrm|mbox|hbox)\s*\{([^{}]*)\}")
+_AMOUNT = r"([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]*\.?[0-9]+)((?:\*[0-9^]+)*)"
 _REPLACEMENTS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\?\$", ""),  # a currency sign, or the border of a formula
+        (r"\\(?:boldsymbol|bm|mathbf|mathit|mathsf|underline)\s*\{([^{}]*)\}", r"\1"),
         (r",\s*\\!\s*|\{\s*,\s*\}", ","),  # a thousands comma
         (r"\\!", ""),
+        (rf'^\s*(-?)\s*\\?\$\s*{_AMOUNT}(?=\s*(?:/?\s*"[^"$]*")?[\s.]*$)', r'\1\2\3 "dollar"'),
+        (rf"€\s*{_AMOUNT}", r'\1\2 "euro"'),
+        (rf"¥\s*{_AMOUNT}", r'\1\2 "yen"'),
+        (r"(?<=[0-9])\s*(?:\\?\$|\\q?quad(?![a-zA-Z]))+\s*(?=[0-9])", " , "),  # two numbers
+        (r"\\?\$", ""),  # a currency sign, or the border of a formula
+        ("€", ' "euro" '),
+        ("¥", ' "yen" '),
         (r"(?<!\\)\\[,;:> ]|~|\\q?quad(?![a-zA-Z])", " "),
-        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", ""),
-        (r"\\(?:displaystyle|limits)(?![a-zA-Z])", ""),
+        (r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\.?", " "),
+        (r"\\(?:displaystyle|limits)(?![a-zA-Z])", " "),
         (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
         (r"\\(le|ge|ne)(?![a-zA-Z])", r"\\\1q "),
         (r"!=", r"\\neq "),
@@ -34,6 +43,10 @@ _REPLACEMENTS = [
         (r"\\lt(?![a-zA-Z])", "<"),
         (r"\*\*", "^"),
         (r"\^\s*\{?\s*\\circ\s*\}?|\\degree(?![a-zA-Z])", ' "degree" '),
+        (r'"degree"\s*(?:"\s*C\s*"|C(?![a-zA-Z]))', '"celsius"'),
+        (r'"degree"\s*(?:"\s*F\s*"|F(?![a-zA-Z]))', '"fahrenheit"'),
+        (r'"\s*/\s*"', "/"),
+        (r"(?<![0-9a-zA-Z.\\])([0-9]+(?:\.[0-9]+)?)[eE]([-+]?[0-9]{1,4})(?![0-9a-zA-Z.])", r"\1*10^{\2}"),
         (r"\\?%|(?<![\\a-zA-Z])(?:percent|percentage|pct)(?![a-zA-Z])", ' "percent" '),
         (r"(?<![\\a-zA-Z])(?:and|or)(?![a-zA-Z])", " , "),
         (r"\\frac\s*(\{[^{}]*\}|[0-9a-zA-Z]|\\pi)\s*(\{[^{}]*\}|[0-9a-zA-Z]|\\pi)", r"\\frac{\1}{\2}"),
@@ -48,15 +61,30 @@ _REPLACEMENTS = [
 ]
 
 
+_ROOT = re.compile(r"√\s*(?:([0-9]+(?:\.[0-9]+)?)|\(((?:[^()]|\([^()]*\))*)\)|\{([^{}]*)\})")
+_REPEATING = re.compile(r"(?<![0-9.])([0-9]*)\.([0-9]*)\\overline\s*\{([0-9]+)\}(?!\s*[0-9.])")
+
+
 def normal_form(text: str) -> str:
     """The text in one plain form of LaTeX: same spelling for the same sign, words in quotes."""
     runs = re.findall(r"\\+", text)
     if runs and all(len(run) % 2 == 0 for run in runs) and re.search(r"\\[a-zA-Z]", text):
         text = text.replace("\\\\", "\\")  # escaped twice, as in JSON
-    text = _TEXT.sub(_words, text.translate(_UNICODE))
+    text = _REPEATING.sub(_repeating, _ROOT.sub(_root, text))
+    text = multiplied(_TEXT.sub(_words, text.translate(_UNICODE)))
     for pattern, replacement in _REPLACEMENTS:
         text = pattern.sub(replacement, text)
     return text.rstrip(" .,;:").lstrip(" ,;:").removeprefix(r"\approx").strip()
+
+
+def _root(match: re.Match[str]) -> str:
+    return f"\\sqrt{{{match[1] or match[2] or match[3] or ''}}}"
+
+
+def _repeating(match: re.Match[str]) -> str:
+    before, again = f"{match[1]}{match[2]}" or "0", match[3]
+    top = int(before + again) - int(before)
+    return f"\\frac{{{top}}}{{{'9' * len(again)}{'0' * len(match[2])}}}"
 
 
 def _words(match: re.Match[str]) -> str:
@@ -68,12 +96,12 @@ def _words(match: re.Match[str]) -> str:
 
 
 def latex(text: str) -> str:
-    r"""Back from the normal form to LaTeX: words in ``\text{}``; decimals, unless alone, as fractions.
+    r"""Back from the normal form to LaTeX: words in ``\text{}``, decimals as fractions.
 
-    Math-verify keeps decimals to fifteen digits, and so could not compare ``0.1\pi`` with ``\frac{\pi}{10}`` to thirty.
+    Math-verify keeps decimals to fifteen digits, and so could not compare ``0.1\pi`` with ``\frac{\pi}{10}`` to
+    thirty. A decimal alone it would take for any number that rounds to the same six places.
     """
-    if not re.fullmatch(r"-?[0-9.]+", text):
-        text = re.sub(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])", _as_fraction, text)
+    text = re.sub(r"(?<![0-9.])([0-9]*)\.([0-9]+)(?![0-9.])", _as_fraction, text)
     return re.sub(r'"([^"]*)"', r"\\text{\1}", text)
 
 
@@ -91,7 +119,11 @@ def word(text: str) -> str | None:
 # --- lists and names
 
 _BRACKET = re.compile(r"\\?[{}]|[()\[\],;]")
-_NAME = re.compile(r"(?:m ?\\angle )?\\?[a-zA-Z]+'?(?: ?_ ?(?:\w|\{\w+\}))?(?: ?\( ?[a-zA-Z](?: ?, ?[a-zA-Z])* ?\))?")
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|mu|phi|varphi|psi|rho|sigma|tau|omega"
+_NAME = re.compile(
+    rf"(?:m ?\\angle ?[A-Z]{{1,3}}|\\angle ?[A-Z]{{1,3}}|\\(?:{_GREEK})|[a-zA-Z]|[A-Z]{{2,4}}|[A-Z][a-z]{{2,}})'?"
+    r"(?: ?_ ?(?:\w|\{\w+\}))?(?: ?\( ?-?\w+(?: ?, ?-?\w+)* ?\))?"
+)
 _EQUALS = re.compile(r"(?<![<>!:=])=(?!=)")
 
 
@@ -134,15 +166,27 @@ def _both_signs(text: str) -> list[str]:
 def named(text: str) -> tuple[str, str]:
     r"""Name and value of ``x = 5``, ``f(x) = 2x``, ``x = 5 + 6 = 11``; name ``""`` and the text where there is none.
 
-    A chain of equations between numbers (``0.56 = 56\%``) stands for its last.
+    A name is a letter, a word or points in capitals (``AB``), with an index or arguments or not: ``2x``, ``x^2`` and
+    ``xy`` are none.
     """
-    signs = [match.start() for match in _EQUALS.finditer(text) if _depth(text[: match.start()]) == 0]
-    if not signs:
-        return "", text
-    first, last = text[: signs[0]].strip(), text[signs[-1] + 1 :].strip()
-    if _NAME.fullmatch(first):
-        return first.replace(" ", ""), last
-    return "", last if number(first) is not None else text
+    parts = sides(text)
+    if len(parts) > 1 and _NAME.fullmatch(parts[0]):
+        return parts[0].replace(" ", ""), parts[-1]
+    return "", text
+
+
+def sides(text: str) -> list[str]:
+    """What stands between the signs ``=`` of a text; one part when there is none outside of brackets."""
+    cuts = [match.start() for match in _EQUALS.finditer(text) if _depth(text[: match.start()]) == 0]
+    return [text[a + 1 : b].strip() for a, b in zip([-1, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def interval(text: str) -> str | None:
+    """``1 < x <= 2`` as the interval ``(1,2]``; ``None`` for anything else."""
+    match = re.fullmatch(r"([^<>=,]+?)(<|\\leq) ?[a-z] ?(<|\\leq)([^<>=,]+)", text)
+    if not match or r"\leq" in match[1] + match[4]:
+        return None
+    return f"{'(' if match[2] == '<' else '['}{match[1].strip()},{match[4].strip()}{')' if match[3] == '<' else ']'}"
 
 
 def _depth(text: str) -> int:
@@ -163,90 +207,10 @@ def exponents(text: str) -> list[str]:
     return found
 
 
-# --- units
-
-_MEASURES = {
-    "percent": "percent",
-    "degree": "degree deg",
-    "mm": "mm millimeter millimetre",
-    "cm": "cm centimeter centimetre",
-    "m": "m meter metre",
-    "km": "km kilometer kilometre",
-    "in": "in inch inche",
-    "ft": "ft foot feet",
-    "yd": "yd yard",
-    "mi": "mi mile",
-    "mph": "mph",
-    "mg": "mg milligram",
-    "g": "g gm gram",
-    "kg": "kg kilogram",
-    "oz": "oz ounce",
-    "lb": "lb pound",
-    "s": "s sec second",
-    "min": "min minute",
-    "h": "h hr hour",
-    "day": "day",
-    "week": "week wk",
-    "month": "month",
-    "year": "year yr",
-    "cent": "cent",
-    "dollar": "dollar usd",
-    "ml": "ml milliliter millilitre",
-    "l": "l liter litre",
-    "gal": "gal gallon",
-}
-_MEASURE = {name: unit for unit, names in _MEASURES.items() for name in names.split()}
-_NO_UNIT = "sin|cos|tan|sec|csc|cot|log|ln|exp|sqrt|pi|theta|infty|infinity|arc|frac"
-_UNIT = re.compile(
-    r'(?P<value>.*[0-9a-zA-Z)}\]!])\s*"(?P<text>[^"]*)"\s*(?:\^\s*\{?(?P<power>[0-9])\}?)?'
-    rf"|(?P<value_>.*[0-9)}}\]])\s*(?P<text_>(?!{_NO_UNIT})[a-zA-Z]{{2,}}(?:/[a-z]+)?\.?(?:\s+[a-zA-Z]{{2,}}\.?)*)"
-    r"(?:\^\{?(?P<power_>[0-9])\}?)?"
-)
-
-
-def without_unit(text: str) -> tuple[str, str]:
-    r"""A normal form's value, and the unit of measure behind it: ``('10', 'cm^2')``.
-
-    Words behind a value are a label: ``18 apples`` is 18. The unit is ``""`` when there is none, or when the label is
-    no unit of measure. Outside of ``\text{}`` a word of two or three letters might be a product, and has to be a unit.
-    """
-    unit = ""
-    while match := _UNIT.fullmatch(text):
-        label, power = match["text"] or match["text_"], match["power"] or match["power_"] or ""
-        words = [w for w in re.split(r"[\s.]+", label.lower()) if w]
-        if clock(text) is not None or (match["text"] is None and len(words[0]) < 4 and _measure(words[0]) is None):
-            break
-        if words and words[0] in ("square", "sq", "cubic", "cu"):
-            power = "2" if words[0].startswith("s") else "3"
-            words = words[1:]
-        if len(words) == 1 and (measure := _measure(words[0])):
-            unit = f"{measure}^{power}" if power not in ("", "1") else measure
-        text = (match["value"] or match["value_"]).strip()
-    return text, unit
-
-
-def _measure(name: str) -> str | None:
-    return _MEASURE.get(name) or _MEASURE.get(name.removesuffix("s"))
-
-
-# --- numerals in other bases, and times of the day
+# --- numerals in other bases
 
 
 def numeral(text: str) -> tuple[str, int] | None:
     """Digits and base of a numeral with a subscript: ``52_8`` is ``("52", 8)``; ``None`` for anything else."""
     match = re.fullmatch(r"(-?[0-9][0-9A-Z.]*) ?_ ?\{? ?([0-9]{1,2}) ?\}?", text.replace('"', ""))
     return (match[1], int(match[2])) if match else None
-
-
-def clock(text: str) -> int | None:
-    """Seconds since midnight of ``20:34``, ``8:34:00 p.m.`` or ``9 a.m.``; ``None`` for anything else."""
-    match = re.fullmatch(
-        r"([0-9]{1,2})(?: ?: ?([0-5][0-9])(?: ?: ?([0-5][0-9]))?)? ?(?:([ap])\.? ?m\.?)?",
-        text.replace('"', "").strip().lower(),
-    )
-    if not match or not (match[2] or match[4]):
-        return None
-    hour = int(match[1])
-    if match[4]:
-        hour = hour % 12 + (12 if match[4] == "p" else 0)
-    return hour * 3600 + int(match[2] or 0) * 60 + int(match[3] or 0)

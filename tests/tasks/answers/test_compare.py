@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from derl_gym.tasks.answers import equal, final_answer, mentions
 from derl_gym.tasks.answers.arithmetic import number
-from derl_gym.tasks.answers.notation import items, named, normal_form, without_unit
+from derl_gym.tasks.answers.notation import items, named, normal_form
+from derl_gym.tasks.answers.units import without_unit
 
 EQUAL = {
     "thousands comma": ("1,234", "1234"),
