@@ -8,3 +8,4 @@ derl_gym.register("DERL-Dying-v0", task="toy_tasks:Dying", outer_steps=2, group_
 derl_gym.register("DERL-Sized-v0", task="toy_tasks:Sized")
 derl_gym.register("DERL-Benchmarks-v0", task="toy_tasks:Benchmarks", outer_steps=2, group_size=3)
 derl_gym.register("DERL-Faulty-v0", task="toy_tasks:Faulty")
+derl_gym.register("DERL-Coins-v0", task="toy_agents:Coins", outer_steps=2, group_size=2)
