@@ -273,7 +273,7 @@ class OuterLoop:
 
     def _standardised(self, program: str, analysis: Analysis) -> bool:
         """Whether (r - mean) / (std + eps) hides the reward's scale for this program."""
-        if self.inner.scale_rewards != "group":
+        if self.inner.scale_rewards != "group" or self.inner.algorithm != "grpo":
             return False
         if analysis.constant or not 0 < analysis.smallest_gap < np.inf:
             return True
