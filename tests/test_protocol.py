@@ -12,7 +12,9 @@ import pytest
 
 import derl_gym  # noqa: F401
 from derl_gym import protocol
-from derl_gym.trials.ledger import Ledger
+from derl_gym.envs.identity import policy_fingerprint
+from derl_gym.tasks.arithmetic import Arithmetic
+from derl_gym.trials.ledger import Ledger, RunDirectoryMismatch
 
 
 def searched(run_dir: Path, steps: list[list[str]], task: str = "toy_tasks:Tested", **settings) -> Ledger:
@@ -72,11 +74,17 @@ def test_the_final_training_opens_the_test_split_once(tmp_path: Path) -> None:
         finals = protocol.train_final(ledger, program, [3, 4], workers=2)
         assert [final.seed for final in finals] == [3, 4]
         assert all(0 <= final.test <= 1 and Path(final.policy).is_dir() for final in finals)
-        with pytest.raises(protocol.TestAlreadyOpened, match="seed 3"):
-            protocol.train_final(ledger, program, [3])
+        with pytest.raises(protocol.TestAlreadyOpened, match=r"seed 3, 4: .*--first-seed N.*--again"):
+            protocol.train_final(ledger, program, [3, 4])
         (second,) = protocol.train_final(ledger, program, [3], again=True)
         assert second.test == finals[0].test and second.policy != finals[0].policy
-        assert [row["again"] for row in ledger.finals()] == [False, False, True]
+        with pytest.raises(ValueError, match=r"seed 3 was trained with other settings \(temperature 1.0, not 0.5\)"):
+            protocol.train_final(ledger, program, [3, 5], inner={"temperature": 0.5})
+        before = len(ledger.finals())
+        longer = protocol.train_final(ledger, program, [5, 4, 3], inner={"timeout": 999.0})
+        assert [final.seed for final in longer] == [5, 4, 3] and longer[1:] == finals[::-1]
+        assert [row["seed"] for row in ledger.finals()[before:]] == [5], "only what was missing"
+        assert [row["again"] for row in ledger.finals()] == [False, False, True, False]
         # What a search can read holds no test score.
         for row in [*ledger.proposals(), *ledger.trials()]:
             assert not any("test" in key for key in row)
@@ -148,7 +156,8 @@ def test_a_longer_training_than_a_baselines_is_said(caplog) -> None:
     assert caplog.text == "", "7 rounds of 2 epochs are 14, one fewer than the baselines' 15"
     toy = loop_of("toy_tasks:Sized", inner={"steps": 2})
     protocol._warn_if_longer(protocol.final_config(toy, True), 2, protocol.final_config(toy, False))
-    assert "2 rounds of 2 steps make 4, more than the 3 of a baseline (final_inner)" in caplog.text
+    assert "2 rounds of 2 steps make 4, more than the 3 of a baseline" in caplog.text
+    assert "with inner.steps=4 (or final_inner's)" in caplog.text
 
 
 @pytest.mark.slow
@@ -171,6 +180,74 @@ def test_other_data_than_the_searchs_are_refused(tmp_path: Path, monkeypatch) ->
         assert loop.hashes("full") == {"full": "elsewhere"}
         with pytest.raises(protocol.InfrastructureFailure, match="data differ"):
             protocol.train_final(ledger, ["g1"], [0])
+
+
+@pytest.fixture
+def policy(tmp_path: Path) -> Path:
+    """A copy of the embedded base policy."""
+    return shutil.copytree(Arithmetic().base_policy, tmp_path / "policy")
+
+
+def change(policy: Path) -> None:
+    """Other content that trains all the same."""
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(config | {"changed": 1}))
+
+
+def opened(run_dir: Path, **settings) -> Ledger:
+    """The ledger of a search in which nothing is trained."""
+    return searched(run_dir, [["g1+", "g2+"]], **settings)
+
+
+def test_a_base_policy_or_data_that_changed_since_the_search_are_refused(
+    tmp_path: Path, policy: Path, monkeypatch
+) -> None:
+    with opened(tmp_path / "run", inner={"policy": str(policy)}) as ledger:
+        before = ledger.config["base_policy"]
+        change(policy)
+        with pytest.raises(
+            RunDirectoryMismatch, match=f"base policy .*{before} there, {policy_fingerprint(str(policy))}"
+        ):
+            protocol.train_final(ledger, ["g1"], [0])
+        record = protocol.OuterLoop.record
+        monkeypatch.setattr(
+            protocol.OuterLoop,
+            "record",
+            lambda self, split: record(self, split) | ({"sha256": "other"} if split == "validation" else {}),
+        )
+        with pytest.raises(RunDirectoryMismatch, match="the validation data .* sha256 24 of valid there, other now"):
+            protocol.train_final(ledger, ["g1"], [0])
+        with pytest.raises(RunDirectoryMismatch, match="validation data"):
+            protocol._refuse_other_data(ledger, protocol.OuterLoop(protocol.settings_of(ledger.config), lambda: ""))
+        assert ledger.finals() == [] and not (ledger.run_dir / "finals").exists()
+        ledger.config = {key: value for key, value in ledger.config.items() if key not in ("data", "base_policy")}
+        loop = protocol.OuterLoop(protocol.settings_of(ledger.config), lambda: "")
+        protocol._refuse_other_data(ledger, loop)  # version 0.1 recorded neither
+        protocol._refuse_other_policy(ledger, str(policy))
+
+
+def test_a_missing_policy_is_an_error_before_anything_is_trained(tmp_path: Path) -> None:
+    for name, settings, given in (
+        ("final", {"final_inner": {"policy": "./gone"}}, {}),
+        ("full", {"final_inner": {"policy": "./gone"}, "variant": "full"}, {}),
+        ("inner", {}, {"policy": "./gone"}),
+    ):
+        with opened(tmp_path / name, **settings) as ledger:
+            with pytest.raises(FileNotFoundError, match="no such policy folder: ./gone"):
+                protocol.train_final(ledger, ["g1"], [0], inner=given)
+            assert ledger.finals() == [] and not (ledger.run_dir / "finals").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", ["base", "full"])
+def test_the_final_training_starts_from_the_policy_that_it_is_given(tmp_path: Path, variant: str) -> None:
+    still = {"learning_rate": 0.0, "steps": 1}  # the weights stay those of the start
+    with opened(tmp_path / "run", variant=variant, inner=still, final_inner=still) as ledger:
+        (base,) = protocol.train_final(ledger, ["g1"], [0])
+        (moved,) = protocol.train_final(ledger, ["g1"], [1], inner={"learning_rate": 0.5})
+        (given,) = protocol.train_final(ledger, ["g1"], [2], inner={"policy": moved.policy})
+    weights = [(Path(final.policy) / "model.safetensors").read_bytes() for final in (base, moved, given)]
+    assert weights[0] != weights[1] == weights[2]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 
 from derl_gym.cli.command import Command, Failed, check_packages
-from derl_gym.cli.search import finished
+from derl_gym.cli.search import finished, refuse_comparison
 from derl_gym.envs.outer_loop import InfrastructureFailure
 from derl_gym.protocol import TEST_ANALYSIS, analyse_on_test
 from derl_gym.report.runs import load_runs
@@ -34,12 +34,14 @@ class Analyse(Command):
 
     def run(self) -> int:
         """Evaluate, and print the mean scores of every outer step."""
+        refuse_comparison(self.folder)
         if not (self.folder / "ledger.sqlite").exists():
             raise ValueError(f"there is no ledger in {self.folder}")
         if not finished(self.folder):
             raise ValueError(f"the search in {self.folder} is not finished: `derl-gym resume {self.folder}` first")
         check_packages()
         with Ledger(self.folder) as ledger:
+            proposed = {row["identity"] for row in ledger.proposals()}
             try:
                 with Console(stderr=True).status("evaluating on the test split"):
                     scores = analyse_on_test(ledger, workers=self.workers)
@@ -47,6 +49,10 @@ class Analyse(Command):
                 raise Failed(str(error)) from error
         for step, (validation, test) in test_curve(load_runs([self.folder])[:1]).items():
             print(f"step {step + 1}: validation {100 * validation:.1f} %, test {100 * test:.1f} %")
-        print(f"{len(scores)} policies, mean test score {100 * statistics.fmean(scores.values()):.1f} %")
+        searched = [score for identity, score in scores.items() if identity in proposed]
+        mean = f", mean test score {100 * statistics.fmean(searched):.1f} %" if searched else ""
+        print(f"{len(searched)} policies of the search{mean}")
+        for score in (score for identity, score in scores.items() if identity not in proposed):
+            print(f"reference run, not among them: test {100 * score:.1f} %")
         print(f"results: {self.folder / TEST_ANALYSIS}")
         return 0

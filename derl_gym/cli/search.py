@@ -125,6 +125,18 @@ def finished(folder: Path) -> bool:
     return len(run.steps()) >= run.config["outer_steps"]
 
 
+def refuse_comparison(folder: Path) -> None:
+    """A command about one search, given a comparison's folder, says where its searches are.
+
+    Raises:
+        ValueError: when the folder holds a comparison.
+    """
+    if (folder / COMPARE_FILE).exists():
+        found = sorted(str(path.parent) for path in folder.glob("*/ledger.sqlite"))
+        there = f"name one of its run directories, {', '.join(found)}" if found else "no search in it has begun yet"
+        raise ValueError(f"{folder} holds a comparison: {there}")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that is there whole or not at all."""
     aside = path.with_name(f".{path.name}.{os.getpid()}")

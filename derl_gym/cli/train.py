@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,11 +13,12 @@ from rich.console import Console
 
 from derl_gym.cli.command import Command, Failed, Folder, Settings, check_packages, make_envs, new_folder, pairs
 from derl_gym.cli.programs import task_of
-from derl_gym.cli.search import Plan, finished
+from derl_gym.cli.search import Plan, finished, refuse_comparison
 from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop
 from derl_gym.protocol import (
     Final,
     TestAlreadyOpened,
+    already_tested,
     final_config,
     length_of,
     named_program,
@@ -40,18 +41,19 @@ class Train(Command):
     env: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = None
     """Id of the environment, with --program."""
     program: tuple[str, ...] = ()
-    """The reward program, or outcome, outcome+format or average; several train one after the other."""
+    """The reward program, or outcome, outcome+format or average. Several: ONE policy, trained with each in turn (as
+    DERL-full is); for separate baselines run the command once each."""
     search: Annotated[Path | None, tyro.conf.arg(name="run", metavar="DIR")] = None
     """Run directory of a search: its program is selected, and the results go there."""
     rule: Literal["last", "best"] | None = None
     """Which of the search's programs: the best of the last outer step, or the best over all. Without it, as in the
     paper: best for the agent random, last for the others."""
     seeds: int = 1
-    """Final policies, each with another seed."""
+    """Final policies, each with another seed. Seeds that are done already are not trained again."""
     first_seed: int = 0
     """The first of the seeds; the others follow."""
     again: tyro.conf.FlagCreatePairsOff[bool] = False
-    """Allow a second look at the test split; it is recorded as one."""
+    """Train all seeds, done already or not: a second look at the test split, which is recorded as one."""
     out: Folder = None
     """Run directory, with --program. Without it: a new one under runs/."""
     settings: tyro.conf.OmitArgPrefixes[Settings] = dataclasses.field(default_factory=Settings)
@@ -63,15 +65,19 @@ class Train(Command):
         if (self.search is None) == (self.env is None) or (self.env is None) == bool(self.program):
             raise ValueError("train what? Either ENV --program P, or --run DIR")
         self._refuse_ignored()
-        seeds = range(self.first_seed, self.first_seed + self.seeds)
+        seeds = list(range(self.first_seed, self.first_seed + self.seeds))
         console = Console(stderr=True, highlight=False)
         with self._ledger() as ledger:
             programs = self._programs(ledger)
             if self.search is not None and not finished(self.search):
                 console.print("the search is not finished: its complete outer steps alone are selected from")
             inner = pairs(self.settings.inner, "--inner")
-            what = f"final training with {' -> '.join(programs)}, seed {', '.join(map(str, seeds))}"
-            console.print(f"{what}: {_length(ledger, inner)}", markup=False, soft_wrap=True)
+            done = {} if self.again else already_tested(ledger, programs, seeds)
+            if rest := [seed for seed in seeds if seed not in done]:
+                if done:
+                    console.print(f"seed {_listed(done)} {'is' if len(done) == 1 else 'are'} done already")
+                what = f"final training with {' -> '.join(programs)}, seed {_listed(rest)}"
+                console.print(f"{what}: {_length(ledger, inner)}", markup=False, soft_wrap=True)
             try:
                 with console.status("training"):
                     finals = train_final(
@@ -82,7 +88,10 @@ class Train(Command):
                         workers=self.settings.workers,
                         again=self.again,
                     )
-            except (InfrastructureFailure, TestAlreadyOpened) as error:
+            except InfrastructureFailure as error:
+                where = "" if self.search is not None else f" with --out {ledger.run_dir}"
+                raise Failed(f"{error}; the same command{where} trains what is not done yet") from error
+            except TestAlreadyOpened as error:
                 raise Failed(str(error)) from error
             _print(finals)
             print(f"results: {ledger.run_dir}")
@@ -102,6 +111,7 @@ class Train(Command):
     @contextlib.contextmanager
     def _ledger(self) -> Iterator[Ledger]:
         if self.search is not None:
+            refuse_comparison(self.search)
             check_packages()
             with Ledger(self.search) as ledger:
                 yield ledger
@@ -128,6 +138,10 @@ def _length(ledger: Ledger, inner: dict[str, Any]) -> str:
     full = ledger.config["variant"] == "full"
     length, unit = length_of(final_config(loop, full, inner))
     return f"{length:g} {unit}" + (" with each program" if full else "")
+
+
+def _listed(seeds: Iterable[int]) -> str:
+    return ", ".join(map(str, seeds))
 
 
 def _print(finals: Sequence[Final]) -> None:

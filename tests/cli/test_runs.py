@@ -73,6 +73,7 @@ def test_what_failed_for_good_is_one_line_and_exit_code_1(tmp_path, capsys):
     assert main(["score", "toy_ids:DERL-Dying-v0", "g1", "--out", str(tmp_path)]) == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("derl-gym: 1 of 1 inner runs failed for good: g1: killed by signal 9")
+    assert f"the same command with --out {tmp_path}, trains only the rest" in message and "resume" not in message
 
 
 def test_the_final_training_opens_the_test_split_once(tmp_path, capsys):
@@ -84,11 +85,14 @@ def test_the_final_training_opens_the_test_split_once(tmp_path, capsys):
     assert main(arguments) == 1
     assert "opened before for (g1+g2)/2 with seed 0" in capsys.readouterr().err
     assert main([*arguments, "--again"]) == 0
+    assert "done already" not in capsys.readouterr().err
+    assert main([*arguments, "--seeds", "2"]) == 0
+    captured = capsys.readouterr()
+    assert "seed 0 is done already\nfinal training with (g1+g2)/2, seed 1: 2 steps\n" in captured.err
+    assert [line[:7] for line in captured.out.splitlines()[:2]] == ["seed 0:", "seed 1:"]
     with Ledger(tmp_path, readonly=True) as ledger:
-        assert [(row["programs"], row["again"]) for row in ledger.finals()] == [
-            (["(g1+g2)/2"], False),
-            (["(g1+g2)/2"], True),
-        ]
+        assert all(row["programs"] == ["(g1+g2)/2"] for row in ledger.finals())
+        assert [(row["seed"], row["again"]) for row in ledger.finals()] == [(0, False), (0, True), (1, False)]
 
 
 def test_scores_by_benchmark_and_over_seeds(tmp_path, capsys):
@@ -131,10 +135,11 @@ def test_the_reference_run_is_announced(tmp_path, capsys):
 
 def test_a_search_is_analysed_on_test_when_it_is_finished(tmp_path, capsys):
     tested = ["search", "toy_ids:DERL-Tested-v0", "--agent", "random", "--keep-policies", "--out", str(tmp_path / "a")]
-    assert main(tested) == 0
+    assert main([*tested, "--primitives", "g2", "--inner", "max_flops_ratio=1.3"]) == 0
     assert main(["analyse", str(tmp_path / "a"), "--workers", "2"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"step 2: validation \d+\.\d %, test \d+\.\d %\n\d policies, mean test score", out)
+    assert re.search(r"step 2: validation \d+\.\d %, test \d+\.\d %\n\d policies of the search, mean test score", out)
+    assert re.search(r"\nreference run, not among them: test \d+\.\d %\n", out)
     assert out.rstrip().endswith(f"results: {tmp_path / 'a' / 'test_analysis.json'}")
     assert main(["search", DIGITS, "--agent", "random", "--out", str(tmp_path / "b")]) == 0
     assert main(["analyse", str(tmp_path / "b")]) == 2

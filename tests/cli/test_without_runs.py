@@ -348,6 +348,20 @@ def test_what_was_interrupted_before_it_began_is_not_called_resumable(tmp_path, 
     assert f"`derl-gym resume {tmp_path}` goes on" in capsys.readouterr().err
 
 
+def test_a_comparison_is_no_search_but_names_its_own(tmp_path, capsys):
+    (tmp_path / "compare.json").touch()
+    for command in (["train", "--run"], ["analyse"]):
+        assert main([*command, str(tmp_path)]) == 2
+        assert "holds a comparison: no search in it has begun yet" in capsys.readouterr().err
+    for name in ("random-seed0", "derl-seed0"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "ledger.sqlite").touch()
+    for command in (["train", "--run"], ["analyse"]):
+        assert main([*command, str(tmp_path)]) == 2
+        named = f"run directories, {tmp_path / 'derl-seed0'}, {tmp_path / 'random-seed0'}\n"
+        assert capsys.readouterr().err.endswith(named)
+
+
 def test_an_endpoint_that_is_gone_says_how_to_go_on(tmp_path, capsys):
     pytest.importorskip("openai")
     options = ["base_url=http://127.0.0.1:1/v1", "retries=0"]
