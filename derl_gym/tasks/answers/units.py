@@ -76,12 +76,12 @@ _STEMS = "four fif six seven eigh nin ten eleven twelf twentie thirtie fortie fi
 _ORDINALS = "|".join([*_STEMS.split(), *(f"{n}" for n in _TEENS.split()[2:]), *_LARGE])
 _OPERATORS = """minus plus times over divided multiplied half halves halved third thirds squared cubed power root
 factorial mod modulo remainder double doubled triple tripled twice thrice negative positive than except without versus
-vs to by not no never none cannot isn aren wrong incorrect false untrue invalid"""
+vs raised not no never none cannot isn aren wrong incorrect false untrue invalid"""
 _CHANGES = re.compile(
     r"(?<![\\a-zA-Z])(?:"
     + "|".join(
         [*f"zero one two three four five six seven eight nine ten {_TEENS} {_TENS}".split(), *_LARGE]
-        + [*_OPERATORS.split(), r"dozens?", rf"(?:{_ORDINALS})ths?", r"point\s+[a-z0-9]+"]
+        + [*_OPERATORS.split(), r"dozens?", rf"(?:{_ORDINALS})ths?", r"point\s+[a-z0-9]+", r"(?:to|by)\s+[a-z]"]
     )
     + r")(?![a-zA-Z])",
     re.IGNORECASE,
