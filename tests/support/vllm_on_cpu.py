@@ -19,6 +19,8 @@ os.environ.update(
 import functools  # noqa: E402
 import importlib.util  # noqa: E402
 
+from toy_agents import Coins  # noqa: E402
+
 from derl_gym.tasks.arithmetic import Arithmetic  # noqa: E402
 from derl_gym.tasks.mathematics import GSM8K, MATH  # noqa: E402
 
@@ -57,4 +59,8 @@ class GSM8KOnVllm(OnVllm, GSM8K):
 
 
 class MATHOnVllm(OnVllm, MATH):
+    pass
+
+
+class CoinsOnVllm(OnVllm, Coins):
     pass
