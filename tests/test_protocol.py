@@ -215,7 +215,7 @@ def test_a_base_policy_or_data_that_changed_since_the_search_are_refused(
             "record",
             lambda self, split: record(self, split) | ({"sha256": "other"} if split == "validation" else {}),
         )
-        with pytest.raises(RunDirectoryMismatch, match="the validation data .* sha256 24 of valid there, other now"):
+        with pytest.raises(RunDirectoryMismatch, match="the validation data .* sha256 24 of valida there, other now"):
             protocol.train_final(ledger, ["g1"], [0])
         with pytest.raises(RunDirectoryMismatch, match="validation data"):
             protocol._refuse_other_data(ledger, protocol.OuterLoop(protocol.settings_of(ledger.config), lambda: ""))

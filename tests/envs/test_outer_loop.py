@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sqlite3
 import warnings
 from pathlib import Path
 
@@ -215,6 +216,65 @@ def test_a_hung_run_is_a_failure_and_never_a_score(tmp_path: Path) -> None:
     assert scores.tolist() == [0.0] and infos["status"].tolist() == ["failed"]
     assert rows(tmp_path / "zero")[0][3:5] == ("failed", None)
     envs.close()
+
+
+def test_a_time_limit_that_was_too_short_is_raised(tmp_path: Path) -> None:
+    short = make_vec(tmp_path, num_envs=1, inner={"timeout": 0.01})
+    short.reset(seed=1)
+    with pytest.raises(InfrastructureFailure, match=r"limit of 0.01 s; a larger inner.timeout .*trains only the rest"):
+        short.step(encode(short, "g1"))
+    short.close()
+    longer = make_vec(tmp_path, num_envs=1, inner={"timeout": 600.0})
+    longer.reset(seed=1)
+    *_, infos = longer.step(encode(longer, "g1"))
+    assert infos["status"].tolist() == ["scored"] and len(trials(tmp_path)) == 1
+    longer.close()
+
+
+def test_a_mistake_in_the_settings_is_no_bad_luck(tmp_path: Path) -> None:
+    envs = make_vec(tmp_path, num_envs=1, task_options={"size": 1})
+    envs.reset(seed=1)
+    with pytest.raises(InfrastructureFailure, match="ValueError: .*another try ends the same way") as refused:
+        envs.step(encode(envs, "g1"))
+    assert "derl-gym resume" not in str(refused.value)
+    envs.close()
+
+
+def copied_policy(folder: Path) -> Path:
+    from derl_gym.tasks.arithmetic import Arithmetic
+
+    shutil.copytree(Arithmetic().base_policy, folder)
+    return folder
+
+
+def change(policy: Path) -> None:
+    config = json.loads((policy / "config.json").read_text())
+    (policy / "config.json").write_text(json.dumps(config | {"changed": 1}))
+
+
+def test_another_base_policy_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    policy = copied_policy(tmp_path / "policy")
+    before = policy_fingerprint(str(policy))
+    made = [make_vec(tmp_path / "run", num_envs=1, inner={"policy": str(policy)}) for _ in range(3)]
+    made[0].reset(seed=1)
+    made[0].step(encode(made[0], "g1"))
+    made[0].close()
+    recorded = rows(tmp_path / "run")
+    change(policy)
+    after = policy_fingerprint(str(policy))
+    made[1].reset(seed=1)
+    with pytest.raises(RunDirectoryMismatch, match=f"base_policy: '{before}' there, '{after}' now"):
+        made[1].step(encode(made[1], "g1"))
+    made[1].close()
+    # A ledger that was begun before base policies were recorded: its settled steps refuse another trial untrained.
+    with sqlite3.connect(tmp_path / "run" / "ledger.sqlite") as db:
+        db.execute("UPDATE meta SET value = json_remove(value, '$.base_policy') WHERE key = 'config'")
+    db.close()
+    made[2].reset(seed=1)
+    with pytest.raises(ReplayMismatch, match=f"starts from: {before} there, {after} now"):
+        made[2].step(encode(made[2], "g1"))
+    made[2].close()
+    assert rows(tmp_path / "run") == recorded and len(trials(tmp_path / "run")) == 1
 
 
 def test_a_killed_run_is_tried_again_and_its_group_is_kept(tmp_path: Path) -> None:

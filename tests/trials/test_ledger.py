@@ -306,3 +306,42 @@ def test_places_are_indexed(ledger: Ledger) -> None:
         query = "EXPLAIN QUERY PLAN SELECT * FROM proposals WHERE episode = 0 AND step = 0 AND slot = 0"
         plan = " ".join(row[3] for row in db.execute(query))
     assert "SEARCH" in plan and "INDEX" in plan
+
+
+def test_a_time_limit_may_change_and_a_base_policy_may_not(tmp_path: Path) -> None:
+    first = {"inner": {"steps": 2, "timeout": 5.0}, "inner_config": {"timeout": 5.0}, "final_inner": {"timeout": 9.0}}
+    later = {"inner": {"steps": 2}, "inner_config": {"timeout": None}, "final_inner": {}}
+    Ledger(tmp_path / "old", first).close()
+    with Ledger(tmp_path / "old", later | {"base_policy": "a"}) as ledger:
+        assert ledger.config == first, "what it was made with stays recorded; it never said what the base policy was"
+    with pytest.raises(RunDirectoryMismatch, match=r"inner.steps: 2 there, 3 now") as refused:
+        Ledger(tmp_path / "old", later | {"inner": {"steps": 3, "timeout": 7.0}})
+    assert "timeout" not in str(refused.value)
+    Ledger(tmp_path / "new", first | {"base_policy": "a"}).close()
+    Ledger(tmp_path / "new", later | {"base_policy": "a"}).close()
+    for other, said in (
+        ({"base_policy": "b"}, "base_policy: 'a' there, 'b' now"),
+        ({}, r"'a' there, '\(absent\)' now"),
+    ):
+        with pytest.raises(RunDirectoryMismatch, match=said):
+            Ledger(tmp_path / "new", later | other)
+
+
+def test_a_settled_proposal_keeps_its_trial(tmp_path: Path) -> None:
+    with Ledger(tmp_path, {}) as ledger:
+        ledger.begin_episode(0, 1)
+        ledger.propose(0, 0, np.array([[1], [2]]), ["g1", "g2"])
+        for identity, policy in (("t", "one"), ("u", "two"), ("v", "one")):
+            ledger.start_trial(identity, program="g1", key="k", seed=1, policy=policy)
+        ledger.settle(0, 0, 0, identity="t", status="scored", score=0.5)
+        for identity, cause in (
+            ("u", "the policy that training starts from: one there, two now. Put"),
+            ("v", "the data, the task or the settings"),
+            (None, "the data, the task or the settings"),
+        ):
+            with pytest.raises(ReplayMismatch, match=cause):
+                ledger.settle(0, 0, 0, identity=identity, status="scored", score=0.5)
+        assert ledger.proposals()[0]["identity"] == "t"
+        ledger.settle(0, 0, 1, identity="t", status="failed", score=None)
+        ledger.settle(0, 0, 1, identity="u", status="scored", score=0.5)
+        assert ledger.proposals()[1]["identity"] == "u", "a failed one may be answered by another"

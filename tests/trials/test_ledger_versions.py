@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from derl_gym.trials.ledger import Ledger, LedgerError
+from derl_gym.trials.ledger import Ledger, LedgerError, RunDirectoryMismatch
 
 VERSION_1 = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -139,6 +139,17 @@ def test_an_old_ledger_that_may_not_be_written_is_read(old: Path) -> None:
             assert len(ledger.proposals()) == 2
     finally:
         old.chmod(0o700)
+
+
+def test_a_search_of_an_old_version_is_refused_before_its_ledger_is_changed(old: Path) -> None:
+    with Ledger(old, readonly=True) as ledger:
+        before = told(ledger)
+    with pytest.raises(RunDirectoryMismatch, match="only derl_gym 0.1 can go on with it") as refused:
+        Ledger(old, {"group_size": 2, "preset": None, "data": {}})
+    assert "absent" not in str(refused.value)
+    assert version(old) == 1, "the old version still opens it"
+    with Ledger(old, readonly=True) as ledger:
+        assert told(ledger) == before and ledger.trial("u")["status"] == "running"
 
 
 def test_seconds_are_counted_once_and_summed_over_the_parts_of_a_group(tmp_path: Path) -> None:
