@@ -10,6 +10,39 @@ from typing import Any, Literal
 
 from derl_gym.fields import check_fields
 
+PASSED_ON = {
+    "num_generations": "num_generations",
+    "max_completion_length": "max_completion_length",
+    "learning_rate": "learning_rate",
+    "lr_scheduler": "lr_scheduler_type",
+    "optimizer": "optim",
+    "adam_epsilon": "adam_epsilon",
+    "max_grad_norm": "max_grad_norm",
+    "temperature": "temperature",
+    "beta": "beta",
+    "loss_type": "loss_type",
+    "scale_rewards": "scale_rewards",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "vllm_memory": "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel": "vllm_tensor_parallel_size",
+    "vllm_sleep": "vllm_enable_sleep_mode",
+}
+"""Settings that ``trl.GRPOConfig`` takes as they are -> their names there."""
+
+COMPUTED = {
+    "max_steps": "steps",
+    "num_train_epochs": "epochs",
+    "per_device_train_batch_size": "micro_batch_size",
+    "gradient_accumulation_steps": "batch_size",
+    "generation_batch_size": "batch_size",
+    "steps_per_generation": "updates_per_generation",
+    "bf16": "mixed_precision",
+    "fp16": "mixed_precision",
+    "use_vllm": "backend",
+    "vllm_max_model_length": "max_prompt_length",
+}
+"""Arguments of ``trl.GRPOConfig`` that ``train.trainer_arguments`` computes -> the setting that decides them."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
@@ -108,7 +141,7 @@ class InnerConfig:
     vllm_sleep: bool = False
     """Give vLLM's memory back during the optimiser's steps."""
     trl: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Further arguments of ``trl.GRPOConfig``, by their own names."""
+    """Further arguments of ``trl.GRPOConfig``, by their own names. Those that a setting above decides are refused."""
 
     def __post_init__(self) -> None:
         ones = "steps batch_size micro_batch_size updates_per_generation max_prompt_length max_completion_length"
@@ -121,6 +154,9 @@ class InnerConfig:
             **dict.fromkeys(free.split(), 0),
         }
         check_fields(self, "inner.", at_least=least, above=dict.fromkeys(positive.split(), 0))
+        for field, name in [*PASSED_ON.items(), *((field, name) for name, field in COMPUTED.items())]:
+            if name in self.trl:
+                raise ValueError(f"inner.trl must leave out {name!r}: set inner.{field} instead")
         if self.num_generations < 2:
             raise ValueError("inner.num_generations must be at least 2: GRPO compares rollouts of one prompt")
         if self.batch_size % self.num_generations:

@@ -18,8 +18,11 @@ class InnerResult:
         score: Share of evaluated completions that are right (pass@1), in [0, 1]: over all examples, or the mean of
             the task's headline benchmarks. 0.0 when invalid, ``None`` when failed or not evaluated.
         reason: Why a run is invalid or failed, or which cap ended its training; else empty.
-        curve: One row per generation phase (an optimiser step, as a rule): mean reward and mean of every primitive
-            over the phase's rollouts.
+        curve: One row per generation phase (an optimiser step, as a rule): ``reward`` and every primitive, means over
+            the phase's rollouts, and what TRL logs of its steps: ``completion_length`` (tokens that the policy wrote),
+            ``truncated`` (share of completions without an end), ``entropy`` (nats per token),
+            ``kl`` (to the starting policy, where ``beta > 0``), ``clip_ratio`` (share of clipped tokens),
+            ``grad_norm`` (before clipping) and ``loss``. What is not finite is missing.
         primitive_means: Mean of every primitive over the evaluated completions.
         n_evaluated: Examples evaluated.
         n_too_long: Those of them whose prompt was too long: not generated for, and counted as unsolved.

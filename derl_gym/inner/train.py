@@ -6,6 +6,8 @@ nothing of ledgers, retries or outer steps: a JSON payload comes in, a JSON resu
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import os
 import resource
 import sys
@@ -21,14 +23,15 @@ os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback, set_seed
 from trl.trainer import grpo_trainer
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from derl_gym.hub import use_cache_without_network
 from derl_gym.inner.budget import FORWARD_FLOPS, Budget, flops_per_token, training_passes
-from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.config import PASSED_ON, InnerConfig
+from derl_gym.inner.curve import sampling_logp_difference, with_logged
 from derl_gym.inner.episodes import Conversation, EpisodeTrainer, Playing, limits_of, worlds_of
 from derl_gym.inner.evaluate import check_data, evaluate, load_tokenizer
 from derl_gym.inner.generate import (
@@ -118,6 +121,7 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
         wrong is raised: that is a failed run, and the pool's business.
     """
     config = InnerConfig(**payload["config"])
+    check_trl(config)
     if config.gpus > 1:
         return run_ranks(_run, payload, folder, config.gpus)
     return _run(payload, folder)
@@ -169,6 +173,7 @@ def _train_and_score(
     else:
         prompts = training_prompts(examples, style, tokenizer, model, config)
         trainer = GRPOTrainer(train_dataset=prompts, **settings)
+    trainer.remove_callback(PrinterCallback)  # what is logged goes into the curve
     # The vLLM engine seeds the process with its rank, whatever args.seed says (trl#7040). Ranks must not draw the same
     # rollouts, but those that share an engine have to.
     set_seed(seed + world()[0] // config.vllm_tensor_parallel)
@@ -180,7 +185,7 @@ def _train_and_score(
     except UndefinedReward as error:
         invalid = f"undefined reward at step {budget.steps + 1}: {error}"
     spent: dict[str, Any] = {
-        "curve": reward.rows,
+        "curve": with_logged(reward.rows, trainer),
         "steps": budget.steps,
         "tokens": budget.tokens,
         "flops": budget.flops,
@@ -288,14 +293,29 @@ def merged(trainer: GRPOTrainer) -> PreTrainedModel:
     return trainer.model  # type: ignore[return-value]
 
 
+def check_trl(config: InnerConfig) -> None:
+    """Refuse what ``trl.GRPOConfig`` does not know, before anything is loaded.
+
+    Raises:
+        ValueError: ``config.trl`` holds such a name.
+    """
+    known = [field.name for field in dataclasses.fields(GRPOConfig)]
+    for name in config.trl:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            meant = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"inner.trl holds {name!r}, which is no argument of trl.GRPOConfig{meant}")
+
+
 def trainer_arguments(
     config: InnerConfig, seed: int, backend: str, folder: Path, context: int | None = None
 ) -> GRPOConfig:
-    """Our settings in TRL's words. ``config.trl`` has the last word; ``context`` is vLLM's, in tokens."""
+    """Our settings in TRL's words, ``PASSED_ON`` and ``COMPUTED``; ``context`` is vLLM's, in tokens."""
     micro = config.micro_batch_size or config.batch_size // config.gpus
     accumulated = config.batch_size // (micro * config.gpus)
     precision = autocast_dtype(config)
-    arguments: dict[str, Any] = {
+    arguments: dict[str, Any] = {name: getattr(config, field) for field, name in PASSED_ON.items()}
+    arguments |= {
         "output_dir": str(folder / "trainer"),
         "seed": seed,
         "data_seed": seed,
@@ -304,41 +324,20 @@ def trainer_arguments(
         "fp16": precision is torch.float16,
         "report_to": "none",
         "save_strategy": "no",
-        "logging_strategy": "no",
+        "logging_strategy": "steps",
+        "logging_steps": 1,
         "disable_tqdm": True,
         "max_steps": -1 if config.epochs is not None else config.steps,
         "num_train_epochs": config.epochs if config.epochs is not None else 1,
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": accumulated,
         "steps_per_generation": accumulated * config.updates_per_generation,
-        "gradient_checkpointing": config.gradient_checkpointing,
-        "num_generations": config.num_generations,
-        "max_completion_length": config.max_completion_length,
-        "learning_rate": config.learning_rate,
-        "lr_scheduler_type": config.lr_scheduler,
-        "optim": config.optimizer,
-        "adam_epsilon": config.adam_epsilon,
-        "max_grad_norm": config.max_grad_norm,
-        "temperature": config.temperature,
-        "beta": config.beta,
-        "loss_type": config.loss_type,
-        "scale_rewards": config.scale_rewards,
         "use_vllm": backend == "vllm",
         "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": config.vllm_memory,
-        "vllm_tensor_parallel_size": config.vllm_tensor_parallel,
-        "vllm_enable_sleep_mode": config.vllm_sleep,
         "vllm_max_model_length": context,
         "ddp_find_unused_parameters": False,
     }
     return GRPOConfig(**(arguments | config.trl))
-
-
-def sampling_logp_difference(trainer: GRPOTrainer) -> float | None:
-    """TRL's own measure of how far the engine's log-probabilities are from the model's; vLLM only."""
-    key = "sampling/sampling_logp_difference/mean"
-    logged = [entry[key] for entry in trainer.state.log_history if key in entry]
-    return float(logged[-1]) if logged else None
 
 
 def peak_memory() -> int:

@@ -27,6 +27,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"vllm_memory": 1.5}, "vllm_memory is a share of the GPU's memory, at most 1, not 1.5"),
     ({"vllm_tensor_parallel": 2}, r"vllm_tensor_parallel \(2\) must divide inner.gpus \(1\)"),
     ({"gpus": 4, "vllm_tensor_parallel": 3}, "must divide inner.gpus"),
+    ({"trl": {"beta": 0.9}}, r"inner.trl must leave out 'beta': set inner.beta instead"),
+    ({"trl": {"top_k": 3, "optim": "sgd"}}, r"inner.trl must leave out 'optim': set inner.optimizer instead"),
+    ({"trl": {"max_steps": 5}}, r"inner.trl must leave out 'max_steps': set inner.steps instead"),
+    ({"trl": {"bf16": True}}, r"inner.trl must leave out 'bf16': set inner.mixed_precision instead"),
 ]
 
 

@@ -8,15 +8,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.config import COMPUTED, PASSED_ON, InnerConfig
 from derl_gym.programs import RewardProgram, UndefinedReward
 from derl_gym.tasks import load_task
 
 train = pytest.importorskip("derl_gym.inner.train")
+with_logged = importlib.import_module("derl_gym.inner.curve").with_logged
 
 CONFIG = InnerConfig(steps=2, batch_size=16, max_completion_length=6)
 
@@ -38,6 +41,11 @@ def run(folder: Path, config: InnerConfig = CONFIG, **changes) -> dict:
 def reproducible(result: dict) -> dict:
     """All but what a clock or another process in memory can change."""
     return {k: v for k, v in result.items() if k not in ("train_seconds", "eval_seconds", "peak_memory", "policy")}
+
+
+def rollouts(result: dict) -> list[dict[str, float]]:
+    """The curve without what TRL logs of the updates."""
+    return [{name: row[name] for name in ("reward", "g1", "g2", "completion_length")} for row in result["curve"]]
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
@@ -117,6 +125,54 @@ def test_trl_arguments_can_be_overridden(tmp_path: Path) -> None:
     assert arguments.top_k == 3 and arguments.seed == 1 and arguments.loss_type == "grpo"
 
 
+def test_every_argument_that_a_setting_decides_is_refused_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left over belongs to the run or the machine, not to a setting."""
+    names = {field.name for field in dataclasses.fields(train.GRPOConfig)}
+    assert set(PASSED_ON.values()) | set(COMPUTED) <= names
+    assert set(PASSED_ON) | set(COMPUTED.values()) <= {field.name for field in dataclasses.fields(InnerConfig)}
+    monkeypatch.setattr(train, "GRPOConfig", dict)
+    given = train.trainer_arguments(CONFIG, 1, "transformers", tmp_path)
+    assert set(given) - set(PASSED_ON.values()) - set(COMPUTED) == {
+        *("output_dir", "seed", "data_seed", "use_cpu", "report_to", "save_strategy", "logging_strategy"),
+        *("logging_steps", "disable_tqdm", "vllm_mode", "ddp_find_unused_parameters"),
+    }
+
+
+def test_an_argument_that_trl_does_not_know_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'topk', which is no argument of trl.GRPOConfig; did you mean 'top_k'\?"):
+        run(tmp_path, CONFIG.override(trl={"topk": 3}), policy="nowhere")
+
+
+def test_the_curve_holds_what_trl_logs(tmp_path: Path) -> None:
+    first, second = run(tmp_path, CONFIG.override(beta=0.1, learning_rate=1e-2))["curve"]
+    logged = {"completion_length", "truncated", "entropy", "kl", "clip_ratio", "grad_norm", "loss"}
+    assert set(first) == set(second) == {"reward", "g1", "g2"} | logged
+    assert abs(first["kl"]) < 1e-6 and second["kl"] > 1e-5, "after an update it is another policy"
+    assert 1 <= first["completion_length"] <= 6 and 0 <= first["truncated"] <= 1 and first["grad_norm"] > 0
+    # Advantages of a group add up to zero, and the first ratio is one: the loss is the penalty alone.
+    assert first["loss"] == pytest.approx(0, abs=1e-5) and first["clip_ratio"] == 0
+    assert second["loss"] == pytest.approx(0.1 * second["kl"], rel=0.5)
+    assert "kl" not in run(tmp_path)["curve"][0]
+
+
+def test_a_phase_holds_the_means_of_its_steps() -> None:
+    """Two updates per phase, each of two passes; TRL logs lengths in the first one's step."""
+    entries = [
+        {"step": 1, "completions/mean_length": 5.0, "loss": 1.0, "grad_norm": float("inf")},
+        {"step": 2, "loss": 3.0, "grad_norm": 2.0},
+        {"step": 3, "completions/mean_length": 7.0, "loss": 0.5, "kl": None},
+        {"step": 3, "train_loss": 1.5},
+    ]
+    args = SimpleNamespace(steps_per_generation=4, num_iterations=1, gradient_accumulation_steps=2)
+    trainer: Any = SimpleNamespace(args=args, state=SimpleNamespace(log_history=entries))
+    assert with_logged([{"reward": 0.0}, {"reward": 1.0}], trainer) == [
+        {"reward": 0.0, "completion_length": 5.0, "loss": 2.0, "grad_norm": 2.0},
+        {"reward": 1.0, "completion_length": 7.0, "loss": 0.5},
+    ]
+
+
 def test_adapters_are_kept_merged(tmp_path: Path) -> None:
     """A policy trained with adapters is a plain model: the next round and the evaluation load it as any other."""
     from safetensors.numpy import load_file
@@ -144,7 +200,7 @@ def test_adapters_cost_less_and_train_less(tmp_path: Path) -> None:
     for result, passes in ((full, 4), (adapted, 3)):
         training = result["flops"] - result["eval_flops"]
         assert training == passes * 2 * result["tokens"] * 131_392
-    assert adapted["curve"][0] == full["curve"][0], "the first rollouts are those of the base policy"
+    assert rollouts(adapted)[0] == rollouts(full)[0], "the first rollouts are those of the base policy"
 
 
 def test_several_updates_per_generation(tmp_path: Path) -> None:
@@ -152,7 +208,7 @@ def test_several_updates_per_generation(tmp_path: Path) -> None:
     assert result["steps"] == 4 and len(result["curve"]) == 2, "two phases of 32 rollouts each"
     single = run(tmp_path, CONFIG.override(steps=2, batch_size=32))
     assert result["tokens"] == pytest.approx(single["tokens"], rel=0.2)
-    assert result["curve"][0] == single["curve"][0], "the same first 32 rollouts"
+    assert rollouts(result)[0] == rollouts(single)[0], "the same first 32 rollouts"
     with pytest.raises(ValueError, match="one generation phase takes 26 prompts .* but 24 of 24 training prompts"):
         run(tmp_path, CONFIG.override(updates_per_generation=13))
 
