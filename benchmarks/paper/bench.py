@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
+import math
 import os
 import platform
 import re
@@ -186,14 +187,22 @@ class Bench:
     def _announce(self) -> bool:
         """Say what is left to run. Returns whether anything is."""
         left = {cell: self.runs.left(cell, wanted) for cell, wanted in self.cells.items()}
-        sums = [sum(one[key] for one in left.values()) for key in ("runs", "stages", "tests", "hours")]
-        runs, stages, tests, hours = sums
+        sums = [sum(one[key] for one in left.values()) for key in ("runs", "stages", "tests", "hours", "final_hours")]
+        runs, stages, tests, hours, final_hours = sums
         print(
             f"{self.name}, {self.scale} scale: {len(left)} run directories in {self.runs.out / self.scale}; at most "
             f"{runs} inner runs, {stages} final trainings or rounds and {tests} test analyses left"
         )
         if self.scale != "smoke" and runs + stages:
-            print(f"at most {hours:,.0f} GPU hours, if every inner run takes its cap of time; see docs/scaling.md")
+            print(f"training of the inner runs: at most {hours:,.0f} GPU hours, if every one takes its cap of time")
+            if math.isnan(final_hours):
+                print("final trainings or rounds: no estimate, docs/scaling.md has no rate for this policy")
+            elif stages:
+                print(
+                    f"final trainings or rounds: about {final_hours:,.0f} GPU hours on H100s, at the rates that "
+                    "docs/scaling.md assumes; nothing but DERL-full's rounds is capped"
+                )
+            print("evaluations and the start of a run are not counted")
             print(
                 f"policies that are kept, final ones and those of test analyses: about {self._gigabytes(left):,.0f} GB"
             )

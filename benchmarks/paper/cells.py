@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
+import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +21,8 @@ from derl_gym.cli.search import finished
 from derl_gym.cli.train import paper_rule
 from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.settings import Settings, make_settings
-from derl_gym.protocol import TEST_ANALYSIS, final_config, length_of, select
+from derl_gym.inner.config import InnerConfig
+from derl_gym.protocol import TEST_ANALYSIS, final_config, select
 from derl_gym.trials.ledger import Ledger
 
 Scale = Literal["paper", "single-gpu", "smoke"]
@@ -28,6 +31,11 @@ Command = list[str]
 PRIMITIVES = ("g1", "g2", "g3", "g4")
 GSM8K_STEPS = {"paper": 7, "smoke": 2}
 """Outer steps of the studies on GSM8K: seven in the paper (appendix F.4), two where a proposer shall learn once."""
+
+EPOCH_SECONDS = {("3B", False): 2784, ("1.5B", False): 1456, ("1.5B", True): 1293, ("0.5B", True): 510}
+"""Size of the policy, whether adapters -> an epoch of GSM8K's search on an H100, estimated in docs/scaling.md."""
+TIMES_GSM8K = {"GSM8K": 1, "MATH": 2, "MATH-GSM8K": 3}
+"""Task -> how many times as long an epoch of it takes, from the same page."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +216,12 @@ class Runs:
         }
 
     def left(self, cell: Cell, wanted: Collection[Step]) -> dict[str, float]:
-        """What is still to be run: inner runs, final stages, test analyses; hours at most, policies that are kept."""
+        """What is still to be run: inner runs, final stages, test analyses; policies that are kept; GPU hours.
+
+        The inner runs' hours are their caps, the final stages' an estimate, ``nan`` where docs/scaling.md has none.
+        """
         if self.searched(cell) and self.why_nothing(cell):
-            return {"runs": 0, "stages": 0, "tests": 0, "hours": 0, "kept": 0}
+            return {"runs": 0, "stages": 0, "tests": 0, "hours": 0, "final_hours": 0, "kept": 0}
         loop = self.loop(cell)
         settings, config = loop.settings, final_config(loop, cell.variant == "full")
         runs = 0
@@ -219,11 +230,19 @@ class Runs:
             runs = max(0, every - len(self.rows(cell)[0]))
         stages = len(self.seeds_left(cell)) * (settings.outer_steps if cell.variant == "full" else 1)
         stages *= "train" in wanted
-        longer = 1.25 * length_of(config)[0] / length_of(loop.inner)[0]  # the full training set is 5/4 of the search's
-        hours = (loop.inner.max_seconds or 0.0) / 3600 * (runs + longer * stages)
+        hours = runs * (loop.inner.max_seconds or 0.0) / 3600
+        final_hours = stages * self._final_hours(cell, config) if stages else 0.0
         tests = "analyse" in wanted and not self.analysed(cell)
         kept = runs if cell.keep else min(runs, settings.outer_steps) if cell.variant == "full" else 0
-        return {"runs": runs, "stages": stages, "tests": int(tests), "hours": hours, "kept": kept + stages}
+        numbers = {"runs": runs, "stages": stages, "tests": int(tests), "kept": kept + stages}
+        return {**numbers, "hours": hours, "final_hours": final_hours}
+
+    def _final_hours(self, cell: Cell, config: InnerConfig) -> float:
+        """Of one final stage on an H100; the full training set is 5/4 of the search's."""
+        size = re.search(r"[\d.]+B\b", config.policy or self.loop(cell).task.base_policy)
+        rate = EPOCH_SECONDS.get((size[0] if size else "", config.lora_rank is not None), math.nan)
+        seconds = 1.25 * (config.epochs or math.nan) * TIMES_GSM8K[cell.task] * rate
+        return min(seconds, config.max_seconds or math.inf) / 3600
 
 
 def _stages(policy: Path) -> list[dict[str, Any]]:

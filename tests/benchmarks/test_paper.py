@@ -119,6 +119,10 @@ def test_a_dry_run_has_the_papers_settings(tmp_path):
     assert "MATH-GSM8K-Qwen2.5-3B-derl-full-7x8" in two and "--variant full" in two
     # Four searches: 64 programs twice, 7 rounds of 8 twice, a reference run for each.
     assert "at most 244 inner runs, 66 final trainings or rounds" in two
+    # 3.5 h each; finals of 29 h on MATH and 43.5 h on both, twelve each, and 42 rounds that their cap of 3.5 h ends.
+    assert "inner runs: at most 854 GPU hours" in two and "about 1,017 GPU hours on H100s" in two
+    small, _ = run("table2", "--dry-run", "--out", tmp_path, "--policy", "own-135M")
+    assert "no estimate" in small and "on H100s" not in small
     # 65 kept policies on MATH, 7 of each DERL-full search, 66 final ones: 145 of 3e9 float32 weights.
     assert "about 1,740 GB" in two
     four, _ = run("table4", "--dry-run", "--out", tmp_path)
