@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from derl_gym.cli.command import Command, EnvironmentId, Failed, check_packages, find_spec, pairs
+from derl_gym.cli.programs import task_of
 from derl_gym.envs.settings import make_settings
-from derl_gym.tasks import load_task
 from derl_gym.tasks.agent import AgentTask
 
 
@@ -48,6 +48,8 @@ class Warmstart(Command):
     """Settings for a machine of some size; the policy and its limits are the preset's."""
     inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Settings of the inner runs as KEY=VALUE, such as policy=FOLDER or max_episode_tokens=4096."""
+    task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
+    """Options of the task as KEY=VALUE, such as check_data=False."""
     data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Local data, for tasks that read some."""
 
@@ -56,15 +58,9 @@ class Warmstart(Command):
         check_packages()
         if self.episodes < 1 or not 0 <= self.slips <= 1:
             raise ValueError("--episodes must be at least 1, and --slips a probability")
-        given: dict[str, Any] = {
-            "preset": self.preset,
-            "inner": pairs(self.inner, "--inner"),
-            "data_dir": self.data_dir,
-        }
-        known = find_spec(self.env).kwargs
-        settings = make_settings(known | {key: value for key, value in given.items() if value})
-        options = settings.task_options | ({"data_dir": self.data_dir} if self.data_dir else {})
-        task = load_task(settings.task, options)
+        given = {"preset": self.preset, "inner": pairs(self.inner, "--inner")}
+        settings = make_settings(find_spec(self.env).kwargs | {key: value for key, value in given.items() if value})
+        task = task_of(self.env, self.data_dir, pairs(self.task_options, "--task-options"))
         if not isinstance(task, AgentTask):
             raise ValueError(f"{self.env} plays no episodes: a warm start is for agent tasks")
         config = task.inner.override(**settings.inner)

@@ -131,7 +131,7 @@ def test_alfworld_on_real_games(tmp_path: Path, alfworld: None, data_dir: Path) 
     options = {"data_dir": str(data_dir), "only": ["pick", "look"]}
     task = load_task("derl_gym.tasks.alfworld:ALFWorldL0", options)
     assert isinstance(task, AgentTask)
-    policy = taught(tmp_path, task, epochs=8)
+    policy = taught(tmp_path, task, epochs=25)
     result = job(tmp_path / "run", task, options, policy, max_turns=5, eval_examples=4)
     assert result["n_evaluated"] == 8 and set(result["scores"]) == {"pick", "look"}
     assert max(row["g2"] for row in result["curve"]) > 0
