@@ -35,6 +35,7 @@ SMALL = {
     "max_completion_length": 40,
     "max_episode_tokens": 4000,
     "learning_rate": 1e-3,
+    "temperature": 0.3,
     "world_workers": 2,
     "backend": "transformers",
     "timeout": 600.0,
@@ -75,6 +76,11 @@ def job(folder: Path, task: AgentTask, options: dict[str, Any], policy: str, **c
     assert result["status"] == "scored" and result["steps"] == len(result["curve"]) and result["n_too_long"] == 0
     assert (Path(result["policy"]) / "model.safetensors").is_file()
     return result
+
+
+def in_tags(result: dict[str, Any]) -> bool:
+    """Whether some steps scored: the policy has learned the format, and the world's answers are read."""
+    return any(row[name] > 0 for row in result["curve"] for name in ("g2", "g3", "g4"))
 
 
 def test_from_the_search_to_the_tested_policy(tmp_path: Path) -> None:
@@ -123,7 +129,7 @@ def test_alfworld_on_made_games(tmp_path: Path, made_games: Path) -> None:
     policy = taught(tmp_path, task, epochs=25)
     result = job(tmp_path / "run", task, options, policy, max_turns=5, world_workers=1)
     assert result["n_evaluated"] == 2 and 0 <= result["score"] <= 1 and result["prompt_style"] == "chat"
-    assert max(row["g2"] for row in result["curve"]) > 0, "it has learned the tags"
+    assert in_tags(result)
 
 
 @pytest.mark.slow
@@ -131,10 +137,10 @@ def test_alfworld_on_real_games(tmp_path: Path, alfworld: None, data_dir: Path) 
     options = {"data_dir": str(data_dir), "only": ["pick", "look"]}
     task = load_task("derl_gym.tasks.alfworld:ALFWorldL0", options)
     assert isinstance(task, AgentTask)
-    policy = taught(tmp_path, task, epochs=25)
+    policy = taught(tmp_path, task, epochs=35)
     result = job(tmp_path / "run", task, options, policy, max_turns=5, eval_examples=4)
     assert result["n_evaluated"] == 8 and set(result["scores"]) == {"pick", "look"}
-    assert max(row["g2"] for row in result["curve"]) > 0
+    assert in_tags(result)
 
 
 @pytest.mark.slow
@@ -142,10 +148,11 @@ def test_three_tasks_of_scienceworld(tmp_path: Path, scienceworld: None) -> None
     only = ["find-living-thing", "lifespan-longest-lived", "chemistry-mix-paint-secondary-color"]
     task = load_task("derl_gym.tasks.scienceworld:ScienceWorldL0", {"only": only})
     assert isinstance(task, AgentTask)
-    policy = taught(tmp_path, task, epochs=25, episodes=6)
-    result = job(tmp_path / "run", task, {"only": only}, policy, max_turns=4, eval_examples=1)
+    policy = taught(tmp_path, task, epochs=40, episodes=6)
+    changes = {"max_turns": 4, "eval_examples": 1, "max_completion_length": 100}
+    result = job(tmp_path / "run", task, {"only": only}, policy, **changes)
     assert result["n_evaluated"] == 3 and set(result["scores"]) == set(only)
-    assert max(row["g2"] for row in result["curve"]) > 0
+    assert in_tags(result)
 
 
 @pytest.mark.vllm
