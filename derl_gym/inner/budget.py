@@ -5,7 +5,8 @@ limit that kills a hung process is the pool's business, not this file's.
 
 FLOPs are an estimate: passes over the tokens x 2 operations per parameter (Kaplan et al. 2020, section 2.1). Left
 out: attention's part that grows with the square of the length, embeddings (and with them the output layer, where
-it shares their weights), padding, the optimiser and the moving of weights.
+it shares their weights), padding, the optimiser, the moving of weights, and the context of an episode that an engine
+without a cache across turns (transformers) reads again at every turn.
 """
 
 from __future__ import annotations
