@@ -85,10 +85,7 @@ class Numbers(Task):
         """Whether the first digit is even."""
         return completion[:1] in set("02468")
 
-    @property
-    def base_policy(self) -> str:
-        """Made anew for every check."""
-        raise NotImplementedError("gpu_check makes its policy")
+    base_policy = "made anew for every check"
 
 
 def make_policy(folder: Path, tiny: bool) -> str:

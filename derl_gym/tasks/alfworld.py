@@ -9,59 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.agent import AgentTask
+from derl_gym.tasks.agent_settings import INNER, POLICY, SINGLE_GPU, SMOKE
 from derl_gym.tasks.base import Preset
 from derl_gym.tasks.step_scores import Compat
 from derl_gym.tasks.worlds import WorldPool
 from derl_gym.tasks.worlds.alfworld_data import PARTS, game_type
 from derl_gym.tasks.worlds.levels import Level, alfworld_level, split_games
-
-POLICY = "Qwen/Qwen2.5-1.5B-Instruct"
-"""The paper's inner policy of both agent tasks."""
-
-INNER = InnerConfig(
-    batch_size=128,
-    num_generations=8,
-    micro_batch_size=1,
-    max_completion_length=512,
-    max_episode_tokens=16384,
-    max_turns=30,
-    world_workers=4,
-    learning_rate=1e-6,
-    beta=0.01,
-    eval_temperature=0.4,
-    eval_batch_size=64,
-    gradient_checkpointing=True,
-    timeout=24 * 3600.0,
-)
-"""16 games of eight rollouts per update, which is an epoch in RLVMR's unit."""
-
-SINGLE_GPU = {
-    "batch_size": 64,
-    "lora_rank": 32,
-    "lora_alpha": 64.0,
-    "dtype": "bfloat16",
-    "learning_rate": 2e-5,
-    "eval_examples": 20,
-    "max_seconds": 2 * 3600.0,
-}
-SMOKE = {
-    "policy": "HuggingFaceTB/SmolLM2-135M-Instruct",
-    "steps": 1,
-    "batch_size": 4,
-    "num_generations": 2,
-    "micro_batch_size": 2,
-    "max_turns": 3,
-    "max_completion_length": 32,
-    "max_episode_tokens": 4096,
-    "world_workers": 1,
-    "eval_examples": 1,
-    "eval_batch_size": 8,
-    "gradient_checkpointing": False,
-    "learning_rate": 1e-5,
-    "timeout": 3600.0,
-}
 
 
 class ALFWorldL0(AgentTask):
@@ -78,6 +32,7 @@ class ALFWorldL0(AgentTask):
     name = "alfworld-l0"
     version = "1"
     level: ClassVar[Level] = "L0"
+    base_policy = POLICY
     description = (
         "Solve a household task in a text world within 30 turns, such as putting a clean mug on a desk: find things, "
         "carry them, clean, heat or cool them. At every turn the policy writes one thought, tagged as planning, "
@@ -105,13 +60,7 @@ class ALFWorldL0(AgentTask):
             proposer="Qwen/Qwen2.5-0.5B-Instruct",
             gpu_memory=80,
         ),
-        "smoke": Preset(
-            "one update of a 135M policy on two CPU cores, three turns per game: every code path, no result",
-            inner=SMOKE,
-            final_inner={"steps": 1, "eval_examples": 1, "timeout": 3600.0},
-            outer_steps=1,
-            group_size=2,
-        ),
+        "smoke": SMOKE,
     }
 
     def __init__(
@@ -143,11 +92,6 @@ class ALFWorldL0(AgentTask):
     def kind_of(self, game: str) -> str:
         """pick, look, clean, heat, cool or two."""
         return game_type(game)
-
-    @property
-    def base_policy(self) -> str:
-        """The paper's, which is to be warm-started first: ``derl-gym warmstart``, then ``inner.policy``."""
-        return POLICY
 
 
 class ALFWorldL1(ALFWorldL0):

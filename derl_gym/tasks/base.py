@@ -9,7 +9,6 @@ from __future__ import annotations
 import abc
 import dataclasses
 import hashlib
-import importlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
@@ -18,6 +17,7 @@ import numpy as np
 
 from derl_gym.inner.config import InnerConfig
 from derl_gym.programs import states_of
+from derl_gym.references import find_class
 
 Example = dict[str, Any]
 """One problem: JSON-able, with a ``"prompt"`` (text, or a list of chat messages) and what the verdict needs.
@@ -106,6 +106,7 @@ class Task(abc.ABC):
         max_program_length: Longest program, in tokens of the grammar's alphabet, END not counted.
         inner: Default settings of an inner run.
         final_inner: What is different in the final training: more steps, say.
+        base_policy: Hub name or folder of the model that every inner run starts from.
         presets: Settings for machines of several sizes, by name.
         headline: Benchmarks whose unweighted mean accuracy is a policy's score; empty: all examples count alike.
     """
@@ -116,6 +117,7 @@ class Task(abc.ABC):
     primitives: tuple[Primitive, ...]
     max_program_length: ClassVar[int] = 32
     inner: ClassVar[InnerConfig]
+    base_policy: str
     final_inner: ClassVar[dict[str, Any]] = {}
     presets: ClassVar[dict[str, Preset]] = {}
     headline: ClassVar[tuple[str, ...]] = ()
@@ -134,11 +136,6 @@ class Task(abc.ABC):
     @abc.abstractmethod
     def correct(self, completion: str, example: Example) -> bool:
         """The verdict: does this completion solve the example? Its mean is the validation score."""
-
-    @property
-    @abc.abstractmethod
-    def base_policy(self) -> str:
-        """Hub name or folder of the model that every inner run starts from."""
 
     def gold(self, example: Example) -> str | None:
         """A completion that solves the example and to which every primitive agrees; ``None``: unknown.
@@ -181,14 +178,7 @@ def task_class(reference: str) -> type[Task]:
     Raises:
         ValueError: when there is no such task.
     """
-    module_name, _, class_name = reference.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"no task at {reference!r} (expected 'package.module:Class'): {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Task)):
-        raise ValueError(f"{reference!r} is {found!r}, not a subclass of derl_gym.tasks.Task")
-    return found
+    return find_class(reference, Task, "task")  # type: ignore[type-abstract]
 
 
 def load_task(reference: str, options: dict[str, Any] | None = None, flip: Sequence[str] = ()) -> Task:
@@ -201,9 +191,11 @@ def load_task(reference: str, options: dict[str, Any] | None = None, flip: Seque
         flip: Names of primitives whose sign is turned round (paper section 5.3).
 
     Raises:
-        ValueError: when there is no such task, or no such primitive.
+        ValueError: when there is no such task, it has no such primitive, or it names no base policy.
     """
     task = task_class(reference)(**(options or {}))
+    if not isinstance(getattr(task, "base_policy", None), str):
+        raise ValueError(f"{reference} names no base_policy: the hub name or folder of the model that it starts from")
     names = [primitive.name for primitive in task.primitives]
     if unknown := sorted(set(flip) - set(names)):
         raise ValueError(f"cannot flip {', '.join(unknown)}: task {task.name} has {', '.join(names)}")

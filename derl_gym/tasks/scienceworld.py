@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from derl_gym.tasks.agent import AgentTask
-from derl_gym.tasks.alfworld import INNER, POLICY, SINGLE_GPU, SMOKE
+from derl_gym.tasks.agent_settings import INNER, POLICY, SINGLE_GPU, SMOKE
 from derl_gym.tasks.base import Preset
 from derl_gym.tasks.step_scores import Compat
 from derl_gym.tasks.worlds import WorldPool
@@ -39,6 +39,7 @@ class ScienceWorldL0(AgentTask):
     name = "scienceworld-l0"
     version = "1"
     level: ClassVar[Level] = "L0"
+    base_policy = POLICY
     description = (
         "Solve an elementary-school science task in a text world within 30 turns, such as melting a substance or "
         "growing a plant. At every turn the policy writes one thought, tagged as planning, explore, reflection or "
@@ -67,13 +68,7 @@ class ScienceWorldL0(AgentTask):
             proposer="Qwen/Qwen2.5-0.5B-Instruct",
             gpu_memory=80,
         ),
-        "smoke": Preset(
-            "one update of a 135M policy on two CPU cores, three turns per game: every code path, no result",
-            inner=SMOKE,
-            final_inner={"steps": 1, "eval_examples": 1, "timeout": 3600.0},
-            outer_steps=1,
-            group_size=2,
-        ),
+        "smoke": SMOKE,
     }
 
     def __init__(
@@ -107,11 +102,6 @@ class ScienceWorldL0(AgentTask):
         objects = [command.removeprefix(_LOOK) for command in admissible if command.startswith(_LOOK)]
         numbers = [command for command in admissible if command.isdecimal()]
         return f"Objects in reach: {', '.join(objects)}" + (f"\nOr choose {', '.join(numbers)}." if numbers else "")
-
-    @property
-    def base_policy(self) -> str:
-        """The paper's, which is to be warm-started first: ``derl-gym warmstart``, then ``inner.policy``."""
-        return POLICY
 
 
 class ScienceWorldL1(ScienceWorldL0):

@@ -23,6 +23,4 @@ class Lengths(Task):
     def correct(self, completion: str, example: Example) -> bool:
         return True
 
-    @property
-    def base_policy(self) -> str:
-        raise NotImplementedError("the test brings one")
+    base_policy = "the test brings one"

@@ -108,7 +108,7 @@ class ALFWorld(World):
         """The commands in the game's own file."""
         commands = self._read(game_id).get("walkthrough")
         if not commands:
-            raise NotImplementedError(f"game {game_id} holds no walkthrough")
+            raise ValueError(f"game {game_id} holds no walkthrough")
         return list(commands)
 
     def _turn(self, state: Any, observation: str, task: str = "") -> Turn:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import importlib
 from typing import Any, ClassVar
+
+from derl_gym.references import find_class
 
 
 class WorldFailed(Exception):
@@ -81,6 +82,7 @@ class World(abc.ABC):
 
         Raises:
             NotImplementedError: this world knows none.
+            ValueError: it knows none of this game.
         """
         raise NotImplementedError(f"{type(self).__name__} knows no walkthroughs")
 
@@ -94,14 +96,7 @@ def load_world(reference: str, options: dict[str, Any] | None = None) -> World:
     Raises:
         ValueError: when there is no such world.
     """
-    module, _, name = reference.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"no world at {reference!r} (expected 'package.module:Class'): {error}") from error
-    if not (isinstance(found, type) and issubclass(found, World)):
-        raise ValueError(f"{reference!r} is {found!r}, not a subclass of derl_gym.tasks.worlds.World")
-    return found(**(options or {}))
+    return find_class(reference, World, "world")(**(options or {}))  # type: ignore[type-abstract]
 
 
 def check_part(world: World, part: str) -> None:

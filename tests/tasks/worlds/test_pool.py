@@ -107,7 +107,7 @@ def test_refusals() -> None:
         ("corridor_world:Nothing", "no world at 'corridor_world:Nothing'"),
         ("no_such_module:World", "No module named 'no_such_module'"),
         ("corridor_world", "no world at 'corridor_world'"),
-        ("derl_gym.tasks.base:Task", "not a subclass of derl_gym.tasks.worlds.World"),
+        ("derl_gym.tasks.base:Task", "not a subclass of derl_gym.tasks.worlds.base.World"),
     ],
 )
 def test_a_reference_to_nothing(reference: str, message: str) -> None:
