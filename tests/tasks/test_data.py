@@ -66,7 +66,7 @@ def test_the_order_of_rows_and_blanks_at_their_ends_do_not_matter(tmp_path: Path
     [
         ("train.jsonl", b"{", "cannot be read"),
         ("train.jsonl", b"\xff\xfe", "cannot be read"),
-        ("train.jsonl.gz", gzip.compress(b'{"question": "x"}\n' * 1000)[:50], "cannot be read"),
+        ("train.jsonl.gz", gzip.compress(b'{"question": "x"}\n' * 1000, mtime=0)[:50], "cannot be read"),
         ("train.jsonl.gz", b"not gzip", "cannot be read"),
         ("train.json", b"{}", "must hold a list of rows, not dict"),
         ("train.jsonl", b"[1]\n", "row 1: expected text in question, answer, found list"),
