@@ -14,6 +14,7 @@ from typing import Any
 
 from derl_gym.envs.settings import Settings
 from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.provenance import configuration_hash
 from derl_gym.inner.result import InnerResult
 from derl_gym.trials.cache import SharedCache
 from derl_gym.trials.devices import leases
@@ -93,7 +94,7 @@ class InnerRuns:
         ]
 
         def started(job: Job, pid: int, attempt: int) -> None:
-            _start(ledger, trials[job.id], pid, attempt)
+            _start(ledger, trials[job.id], pid, attempt, config=configuration_hash(job.payload))
 
         with contextlib.closing(self.pool.run(jobs, on_start=started)) as ended:
             for outcome in ended:
@@ -160,7 +161,9 @@ def trial_folder(run_dir: Path, identity: str) -> Path:
     return run_dir / "trials" / identity
 
 
-def _start(ledger: Ledger, trial: Trial, pid: int | None = None, attempt: int = 1) -> None:
+def _start(
+    ledger: Ledger, trial: Trial, pid: int | None = None, attempt: int = 1, *, config: str | None = None
+) -> None:
     ledger.start_trial(
         trial.identity,
         program=trial.program,
@@ -170,6 +173,7 @@ def _start(ledger: Ledger, trial: Trial, pid: int | None = None, attempt: int = 
         policy=trial.policy,
         attempts=attempt,
         pid=pid,
+        config=config,
     )
 
 

@@ -65,6 +65,14 @@ def keep_gpus(count: int) -> None:
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names.split(",")[:count])
 
 
+def device_name(device: torch.device) -> str:
+    """``"cpu"``, or the GPU's name; ``"2 x NAME"`` where two ranks have one each."""
+    if device.type != "cuda":
+        return device.type
+    name, count = torch.cuda.get_device_name(device), world()[1]
+    return name if count == 1 else f"{count} x {name}"
+
+
 def run_ranks(target: Target, payload: dict[str, Any], folder: Path, count: int) -> dict[str, Any]:
     """Call ``target(payload, folder)`` in processes that know of each other as ``torchrun``'s do.
 

@@ -40,6 +40,11 @@ class InnerResult:
         backend: ``"transformers"`` or ``"vllm"``.
         sampling_logp_difference: Mean absolute difference of log-probabilities between the generation engine
             and the trained model over the run (vLLM only, else ``None``).
+        host: Machine that it ran on.
+        device: ``"cpu"``, or the name of the GPU, ``"2 x NAME"`` with two of them.
+        config: :func:`derl_gym.inner.provenance.configuration_hash` of what it was given.
+        code: Version of derl_gym and a hash of its source files, as the process loaded them.
+        versions: Those of Python and of the libraries that it ran with.
     """
 
     status: Status
@@ -62,6 +67,11 @@ class InnerResult:
     policy: str = ""
     backend: str = ""
     sampling_logp_difference: float | None = None
+    host: str = ""
+    device: str = ""
+    config: str = ""
+    code: str = ""
+    versions: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON-able values."""

@@ -46,13 +46,16 @@ from derl_gym.inner.generate import (
     vllm_sample,
 )
 from derl_gym.inner.prompts import Prompt, Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
-from derl_gym.inner.ranks import gathered, keep_gpus, run_ranks, world
+from derl_gym.inner.provenance import configuration_hash, installation
+from derl_gym.inner.ranks import device_name, gathered, keep_gpus, run_ranks, world
 from derl_gym.inner.result import InnerResult
 from derl_gym.programs import RewardProgram, UndefinedReward
 from derl_gym.tasks.agent import AgentTask
 from derl_gym.tasks.base import Example, Task, load_task
 from derl_gym.tasks.worlds import WorldPool
 
+INSTALLED = installation()
+"""Read when this file is loaded: the source files may change while the process that forks the runs lives."""
 LARGEST_REWARD = 1e15
 """TRL standardises rewards in float32, where the square of a larger one would overflow."""
 
@@ -193,6 +196,9 @@ def _train_and_score(
         "backend": backend,
         "prompt_style": style,
         "sampling_logp_difference": sampling_logp_difference(trainer),
+        "device": device_name(trainer.accelerator.device),
+        "config": configuration_hash(payload),
+        **INSTALLED,
     }
     if invalid:
         return InnerResult("invalid", 0.0, invalid, peak_memory=peak_memory(), **spent).to_dict()

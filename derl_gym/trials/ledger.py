@@ -18,18 +18,22 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from derl_gym.inner.provenance import installation
 from derl_gym.trials import checkpoints
 from derl_gym.trials.database import LedgerError
 from derl_gym.trials.run_directory import LockedRunDirectory, RunDirectory, RunDirectoryMismatch, now
 
 __all__ = ["Ledger", "LedgerError", "LockedRunDirectory", "ReplayMismatch", "RunDirectoryMismatch"]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
+PROVENANCE = ("config", "code", "versions", "device", "host")
+"""Columns of a trial that its result fills: what the process that ran it says of itself."""
 _PROPOSER = """
 CREATE TABLE proposer (
     episode INTEGER NOT NULL REFERENCES episodes, step INTEGER NOT NULL, seconds REAL NOT NULL,
     PRIMARY KEY (episode, step)
 )"""
+_RUNNING = "CREATE INDEX running ON trials (status) WHERE status = 'running'"
 SCHEMA = f"""
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE episodes (episode INTEGER PRIMARY KEY, seed TEXT, started_at TEXT NOT NULL, reference TEXT);
@@ -46,16 +50,21 @@ CREATE TABLE trials (
     identity TEXT PRIMARY KEY, program TEXT NOT NULL, key TEXT, seed INTEGER, replicate INTEGER, policy TEXT,
     status TEXT NOT NULL CHECK (status IN ('running', 'interrupted', 'scored', 'invalid', 'failed')),
     score REAL, reason TEXT NOT NULL DEFAULT '', attempts INTEGER NOT NULL DEFAULT 0, result TEXT,
-    started_at TEXT, ended_at TEXT, seconds REAL, tokens INTEGER, flops REAL, host TEXT, pid INTEGER
+    started_at TEXT, ended_at TEXT, seconds REAL, tokens INTEGER, flops REAL, host TEXT, pid INTEGER,
+    config TEXT, code TEXT, versions TEXT, device TEXT
 );
+{_RUNNING};
 {checkpoints.SCHEMA};
 CREATE TABLE finals (
     id INTEGER PRIMARY KEY, programs TEXT NOT NULL, seed INTEGER NOT NULL, test REAL NOT NULL,
     validation REAL, again INTEGER NOT NULL, policy TEXT, result TEXT, ended_at TEXT NOT NULL
 )"""
 _CAUSES = {"policy": "the policy that training starts from", "key": "its class of equal programs", "seed": "the seed"}
-UPGRADES = {1: f"ALTER TABLE episodes ADD COLUMN reference TEXT; {_PROPOSER}"}
-"""Version 1 knew neither the proposer's seconds nor reference runs."""
+UPGRADES = {
+    1: f"ALTER TABLE episodes ADD COLUMN reference TEXT; {_PROPOSER}",
+    2: "; ".join([f"ALTER TABLE trials ADD COLUMN {name} TEXT" for name in PROVENANCE[:4]] + [_RUNNING]),
+}
+"""Version 1 knew neither the proposer's seconds nor reference runs, version 2 not what a trial ran with."""
 
 
 class ReplayMismatch(LedgerError):
@@ -179,7 +188,8 @@ class Ledger(RunDirectory):
         with self._db.transaction():
             known = {row["slot"]: row for row in self._group(episode, step)}
             if not any(slot in known for slot in slots):
-                before = self.proposer_seconds().get((episode, step), 0.0)
+                query = "SELECT seconds FROM proposer WHERE episode = ? AND step = ?"
+                before = sum(row["seconds"] for row in self._db.rows(query, episode, step))
                 told = {"episode": episode, "step": step, "seconds": before + seconds}
                 self._db.insert("proposer", told, "REPLACE")
             for slot, row, program in zip(slots, ids.tolist(), programs, strict=True):
@@ -283,13 +293,13 @@ class Ledger(RunDirectory):
         return [np.array(rows, dtype=np.int64) for rows in steps.values()]
 
     def trial(self, identity: str) -> dict[str, Any] | None:
-        """One trial's row, or ``None``. ``result`` is a dict or ``None``."""
+        """One trial's row, or ``None``. ``result`` and ``versions`` are dicts or ``None``."""
         rows = self._db.rows("SELECT * FROM trials WHERE identity = ?", identity)
-        return _decoded(rows[0]) if rows else None
+        return _trial(rows[0]) if rows else None
 
     def trials(self) -> list[dict[str, Any]]:
         """Every trial, in the order in which they were first started."""
-        return [_decoded(row) for row in self._db.rows("SELECT * FROM trials ORDER BY rowid")]
+        return [_trial(row) for row in self._db.rows("SELECT * FROM trials ORDER BY rowid")]
 
     def start_trial(
         self,
@@ -302,6 +312,8 @@ class Ledger(RunDirectory):
         policy: str | None = None,
         attempts: int = 1,
         pid: int | None = None,
+        host: str | None = None,
+        config: str | None = None,
     ) -> None:
         """Record that a trial runs now (again).
 
@@ -313,14 +325,20 @@ class Ledger(RunDirectory):
             replicate: Which of several seeds it is.
             policy: Where the inner run starts from.
             attempts: Which attempt this is, from 1.
-            pid: Its process.
+            pid: Its process; ``None`` where there is none.
+            host: The process's machine; ``None``: this one. What runs here is taken to run with this installation,
+                until its result says what it was.
+            config: Hash of its settings (:func:`derl_gym.inner.provenance.configuration_hash`).
 
         Raises:
             LedgerError: it has ended with a score, or as invalid, already.
         """
         told = {"program": program, "key": key, "seed": seed, "replicate": replicate, "policy": policy}
-        runs = {"status": "running", "reason": "", "attempts": attempts, "pid": pid}
-        runs |= {"host": socket.gethostname(), "started_at": now(), "ended_at": None}
+        runs = dict.fromkeys(PROVENANCE) | {"config": config, "host": host}
+        if pid is not None and host in (None, socket.gethostname()):
+            runs |= installation()
+        runs |= {"status": "running", "reason": "", "attempts": attempts, "pid": pid}
+        runs |= {"started_at": now(), "ended_at": None}
         with self._db.transaction():
             if self._open_trial(identity) is None:
                 self._db.insert("trials", {"identity": identity} | told | runs)
@@ -347,7 +365,8 @@ class Ledger(RunDirectory):
             status: ``"scored"``, ``"invalid"`` or ``"failed"``.
             score: In [0, 1]; 0 when invalid, ``None`` when failed.
             reason: Why it is invalid or failed.
-            result: The whole result, JSON-able.
+            result: The whole result, JSON-able. What it says of :data:`PROVENANCE` goes into the columns of these
+                names instead; what it leaves out stays as :meth:`start_trial` recorded it.
             attempts: Attempts made; ``None`` leaves what :meth:`start_trial` said.
             seconds: Wall-clock seconds.
             tokens: Tokens seen in training.
@@ -359,7 +378,9 @@ class Ledger(RunDirectory):
         """
         told = {"status": status, "score": _checked(status, score), "reason": reason, "ended_at": now()}
         cost = {"seconds": seconds, "tokens": tokens, "flops": flops}
-        told["result"] = None if result is None else dict(result)
+        rest = dict(result or {})
+        told |= {name: found for name in PROVENANCE if (found := rest.pop(name, None))}
+        told["result"] = None if result is None else rest
         with self._db.transaction():
             trial = self._open_trial(identity)
             if trial is None:
@@ -453,5 +474,10 @@ def _proposal(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "actions": json.loads(row["actions"]), "cached": bool(row["cached"])}
 
 
+def _trial(row: dict[str, Any]) -> dict[str, Any]:
+    return {**dict.fromkeys(PROVENANCE), **_decoded(row)}  # an older ledger that is only read lacks some of them
+
+
 def _decoded(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "result": None if row["result"] is None else json.loads(row["result"])}
+    texts = {name: row[name] for name in ("result", "versions") if row.get(name) is not None}
+    return {**row, **{name: json.loads(text) for name, text in texts.items()}}

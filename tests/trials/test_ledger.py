@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import sqlite3
 import stat
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import derl_gym
 from derl_gym.trials import ledger as ledger_module
 from derl_gym.trials.ledger import Ledger, LedgerError, ReplayMismatch, RunDirectoryMismatch
 
@@ -162,6 +164,24 @@ def test_trial_from_start_to_end(ledger: Ledger) -> None:
     assert ledger.trials() == [trial]
 
 
+def test_a_trial_knows_what_it_ran_with(ledger: Ledger) -> None:
+    ledger.start_trial("here", program="g1", pid=42, config="c")
+    here = ledger.trial("here")
+    assert (here["host"], here["config"], here["device"]) == (socket.gethostname(), "c", None)
+    assert here["code"].startswith(f"{derl_gym.__version__}+") and here["versions"]["python"]
+    ledger.finish_trial("here", status="failed", score=None, reason="killed", result={"host": "", "versions": {}})
+    assert ledger.trial("here")["host"] == socket.gethostname(), "a process that was killed says nothing of itself"
+    said = {"host": "node", "device": "NVIDIA H200", "config": "d", "code": "9.9+0", "versions": {"torch": "9.9"}}
+    for name, known in (("there", {"pid": 7, "host": "node"}), ("cached", {})):
+        ledger.start_trial(name, program="g1", **known)
+        before = ledger.trial(name)
+        assert (before["code"], before["versions"]) == (None, None), "another machine's are not known yet"
+        assert before["host"] == known.get("host")
+        ledger.finish_trial(name, status="scored", score=0.5, result=said | {"steps": 3})
+        row = ledger.trial(name)
+        assert {key: row[key] for key in said} == said and row["result"] == {"steps": 3}, "each said in one place"
+
+
 def test_ended_trial_is_not_run_again_and_a_failed_one_is(ledger: Ledger) -> None:
     ledger.start_trial("t", program="g1")
     ledger.finish_trial("t", status="failed", score=None, reason="killed by signal 9", attempts=2)
@@ -284,6 +304,18 @@ def test_reading_while_another_writes(ledger: Ledger) -> None:
             with pytest.raises(LedgerError, match="open for reading only"):
                 write()
     assert ledger.trial("t")["score"] == 0.5
+
+
+def test_what_stands_beside_other_trials_is_found_by_an_index(ledger: Ledger) -> None:
+    """Opening a ledger, and a step of the search, must not read all that came before."""
+    with sqlite3.connect(ledger.path) as db:
+        for query in (
+            "UPDATE trials SET status = 'interrupted' WHERE status = 'running'",
+            "SELECT * FROM trials WHERE identity = 't'",
+            "SELECT seconds FROM proposer WHERE episode = 0 AND step = 0",
+        ):
+            plan = " ".join(row[3] for row in db.execute(f"EXPLAIN QUERY PLAN {query}"))
+            assert "SEARCH" in plan and "SCAN" not in plan, query
 
 
 def test_clock_set_back_changes_nothing(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ledgers of version 1 are read as they are, and taken over when they are opened for writing."""
+"""Ledgers of versions 1 and 2 are read as they are, and taken over when they are opened for writing."""
 
 from __future__ import annotations
 
@@ -48,15 +48,36 @@ INSERT INTO proposals (episode, step, slot, actions, program, identity, status, 
 INSERT INTO finals (programs, seed, test, again, ended_at) VALUES ('["g1"]', 3, 0.5, 0, '2026-01-02T00:00:00+00:00');
 """
 
+TO_VERSION_2 = """
+ALTER TABLE episodes ADD COLUMN reference TEXT;
+CREATE TABLE proposer (
+    episode INTEGER NOT NULL REFERENCES episodes, step INTEGER NOT NULL, seconds REAL NOT NULL,
+    PRIMARY KEY (episode, step)
+);
+PRAGMA user_version = 2;
+UPDATE episodes SET reference = 't';
+UPDATE trials SET host = 'ours', pid = 5 WHERE identity = 't';
+INSERT INTO proposer VALUES (0, 0, 1.5);
+"""
+
+
+def make_old(folder: Path, *statements: str) -> Path:
+    folder.mkdir()
+    with sqlite3.connect(folder / "ledger.sqlite") as db:
+        for script in statements:
+            db.executescript(script)
+    db.close()
+    return folder
+
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    folder = tmp_path / "run"
-    folder.mkdir()
-    with sqlite3.connect(folder / "ledger.sqlite") as db:
-        db.executescript(VERSION_1)
-    db.close()
-    return folder
+    return make_old(tmp_path / "run", VERSION_1)
+
+
+@pytest.fixture
+def second(tmp_path: Path) -> Path:
+    return make_old(tmp_path / "second", VERSION_1, TO_VERSION_2)
 
 
 def told(ledger: Ledger) -> tuple:
@@ -97,7 +118,7 @@ def test_an_old_ledger_is_taken_over_with_everything_in_it(old: Path) -> None:
         ledger.propose(0, 1, np.array([[3, 0]]), ["g3"], seconds=0.5)
         ledger.set_reference(0, "t")
         ledger.record_final(["g1"], 3, test=0.25)
-    assert version(old) == 2
+    assert version(old) == 3
     with Ledger(old, {"group_size": 2}) as ledger:  # opened again: nothing is done twice
         assert ledger.proposer_seconds() == {(0, 1): 0.5}
         assert ledger.episodes()[0]["reference"] == "t"
@@ -105,16 +126,36 @@ def test_an_old_ledger_is_taken_over_with_everything_in_it(old: Path) -> None:
         assert [row["status"] for row in ledger.proposals()] == ["scored", "invalid", "proposed"]
 
 
-def test_an_old_and_a_new_ledger_have_the_same_tables(old: Path, tmp_path: Path) -> None:
-    Ledger(old).close()
-    Ledger(tmp_path / "new", {"group_size": 2}).close()
+def test_a_ledger_of_version_2_is_taken_over_with_everything_in_it(second: Path) -> None:
+    with Ledger(second, readonly=True) as ledger:
+        before, trial = told(ledger), ledger.trial("t")
+        assert (trial["config"], trial["code"], trial["versions"], trial["device"]) == (None, None, None, None)
+    assert version(second) == 2, "a reader leaves it as it is"
+    with Ledger(second, {"group_size": 2}) as ledger:
+        assert told(ledger) == before and ledger.trial("t") == trial
+        assert (trial["host"], trial["pid"]) == ("ours", 5)
+        assert ledger.proposer_seconds() == {(0, 0): 1.5} and ledger.episodes()[0]["reference"] == "t"
+        assert ledger.trial("u")["status"] == "interrupted"
+        ledger.start_trial("u", program="g2", pid=1, host="node", config="c")
+        ledger.finish_trial("u", status="scored", score=0.5, result={"device": "GPU", "versions": {"torch": "2"}})
+        after = ledger.trial("u")
+    assert version(second) == 3
+    assert (after["host"], after["config"], after["device"]) == ("node", "c", "GPU")
+    assert (after["versions"], after["code"], after["result"]) == ({"torch": "2"}, None, {})
+
+
+def test_old_and_new_ledgers_have_the_same_tables(old: Path, second: Path, tmp_path: Path) -> None:
+    for folder in (old, second, tmp_path / "new"):
+        Ledger(folder, {"group_size": 2}).close() if folder == tmp_path / "new" else Ledger(folder).close()
     columns = []
-    for folder in (old, tmp_path / "new"):
+    for folder in (old, second, tmp_path / "new"):
         db = sqlite3.connect(folder / "ledger.sqlite")
         names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
         columns.append({name: db.execute(f"PRAGMA table_info({name})").fetchall() for name in names})
+        columns[-1]["indices"] = sorted(db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'index'"))
         db.close()
-    assert columns[0] == columns[1] and "proposer" in columns[0]
+    assert columns[0] == columns[1] == columns[2] and "proposer" in columns[0]
+    assert "running" in dict(columns[0]["indices"])
 
 
 def test_a_take_over_that_is_interrupted_did_not_happen(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
