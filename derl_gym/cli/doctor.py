@@ -1,6 +1,6 @@
 """``derl-gym doctor``: what is installed here, and which environments and presets can run.
 
-It asks nvidia-smi and the hub, each with a limit of seconds, reads local data, and downloads nothing.
+It asks nvidia-smi and the hub, each with a limit of seconds, and every task what it lacks; it downloads nothing.
 """
 
 from __future__ import annotations
@@ -103,13 +103,11 @@ def _of_task(task: Task, hub: bool | None) -> tuple[list[str], list[str]]:
         return [str(error)], []
     try:
         with _offline():
-            if not task.load("train") or not task.load("validation"):
-                return ["its data are empty"], []
+            return task.missing(), []
     except FileNotFoundError as error:
         return ([], ["its data"]) if hub else ([str(error)], [])
     except Exception as error:  # whatever keeps a task from its data is what the user came to hear
         return [f"{type(error).__name__}: {error}"], []
-    return [], []
 
 
 def _of_preset(

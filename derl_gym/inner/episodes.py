@@ -236,6 +236,11 @@ def worlds_of(task: Task, config: InnerConfig) -> contextlib.AbstractContextMana
             f"inner.vllm_tensor_parallel must be 1 for the agent task {task.name}: GPUs that share an engine would "
             "have to play in step"
         )
+    if config.vllm_sleep:
+        raise ValueError(
+            f"inner.vllm_sleep must be False for the agent task {task.name}: the engine would be woken, and its "
+            "weights loaded again, for every turn"
+        )
     return task.open_pool(config.world_workers)
 
 

@@ -159,6 +159,14 @@ class AgentTask(Task):
             self._games = {name: [self._example(game) for game in games] for name, games in listed.items()}
         return [dict(example) for example in self._games[split]]
 
+    def missing(self) -> list[str]:
+        """See :meth:`Task.missing`. The world is started, without listing its games."""
+        try:
+            self.open_pool(1).close()
+        except (ImportError, OSError, RuntimeError, ValueError) as error:
+            return [str(error)]
+        return []
+
     def open_pool(self, workers: int) -> WorldPool:
         """Processes that play this task's world; close them after use."""
         reference, options = self.world

@@ -14,7 +14,8 @@ from derl_gym.tasks.agent_settings import INNER, POLICY, SINGLE_GPU, SMOKE
 from derl_gym.tasks.base import Preset
 from derl_gym.tasks.step_scores import Compat
 from derl_gym.tasks.worlds import WorldPool
-from derl_gym.tasks.worlds.alfworld_data import PARTS, game_type
+from derl_gym.tasks.worlds.alfworld import check_installed
+from derl_gym.tasks.worlds.alfworld_data import PARTS, find_root, game_type, list_games
 from derl_gym.tasks.worlds.levels import Level, alfworld_level, split_games
 
 
@@ -81,6 +82,21 @@ class ALFWorldL0(AgentTask):
             "derl_gym.tasks.worlds.alfworld:ALFWorld",
             {"data_dir": self.data_dir, "check_data": self.check_data},
         )
+
+    def missing(self) -> list[str]:
+        """See :meth:`AgentTask.missing`; package and games are looked for both, and the games are counted."""
+        lacking = []
+        try:
+            check_installed()
+        except ImportError as error:
+            lacking.append(str(error))
+        try:
+            root = find_root(self.data_dir)
+            if empty := [part for part in PARTS if not list_games(root, part, self.check_data)]:
+                lacking.append(f"{root} holds no games of {', '.join(empty)}")
+        except (OSError, ValueError) as error:
+            lacking.append(str(error))
+        return lacking or super().missing()
 
     def list_games(self, pool: WorldPool) -> dict[str, list[str]]:
         """See :meth:`AgentTask.list_games`."""

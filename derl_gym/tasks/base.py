@@ -148,6 +148,16 @@ class Task(abc.ABC):
         """Where the training data are read from: files, or names on the hub; empty: the task doesn't say."""
         return []
 
+    def missing(self) -> list[str]:
+        """What this machine lacks to run the task, in words that say what to do; empty: nothing.
+
+        The training data are loaded, which is the surest check. Where that takes long, a task looks at what it needs.
+
+        Raises:
+            FileNotFoundError: the data are not on this machine, and may still be fetched from the hub.
+        """
+        return [] if self.load("train") and self.load("validation") else ["its data are empty"]
+
     def record(self, split: Split) -> dict[str, Any]:
         """What a split holds, for the ledger: ``examples`` (how many) and ``sha256`` (of their content, in order)."""
         examples = self.load(split)

@@ -219,6 +219,8 @@ def test_settings_that_do_not_go_together() -> None:
     config = TASK.inner.override(gpus=2, vllm_tensor_parallel=2)
     with pytest.raises(ValueError, match="vllm_tensor_parallel must be 1 for the agent task coins"):
         episodes.worlds_of(TASK, config)
+    with pytest.raises(ValueError, match="vllm_sleep must be False for the agent task coins"):
+        episodes.worlds_of(TASK, TASK.inner.override(vllm_sleep=True))
     from derl_gym.tasks.arithmetic import Arithmetic
 
     with pytest.raises(ValueError, match="inner.algorithm='gigpo' credits the steps of episodes: arithmetic has none"):

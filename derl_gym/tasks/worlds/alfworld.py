@@ -55,8 +55,7 @@ class ALFWorld(World):
 
     def start(self) -> None:
         """See :meth:`World.start`."""
-        if find_spec("textworld") is None or find_spec("alfworld") is None:
-            raise ImportError("ALFWorld is not installed: pip install 'derl-gym[alfworld]'")
+        check_installed()
         os.environ["ALFWORLD_DATA"] = str(self.root)  # its import would make a folder in the user's home
         with undisturbed(memo=False):
             for module in ("alfworld.agents.utils.misc", "fast_downward", "textworld.envs.pddl"):
@@ -146,6 +145,19 @@ class ALFWorld(World):
         if missing := {"pddl_domain", "grammar", "pddl_problem"} - set(game):
             raise ValueError(f"{path} is damaged: it lacks {', '.join(sorted(missing))}")
         return game
+
+
+def check_installed() -> None:
+    """Look for the packages, without loading them.
+
+    Raises:
+        ImportError: one is missing.
+    """
+    if find_spec("textworld") is None or find_spec("alfworld") is None:
+        raise ImportError(
+            "ALFWorld is not installed: pip install 'derl-gym[alfworld]', with a C++ compiler and cmake at hand, since "
+            "its engine is compiled"
+        )
 
 
 def is_old(game: dict[str, Any]) -> bool:

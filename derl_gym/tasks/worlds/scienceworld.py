@@ -52,6 +52,7 @@ class ScienceWorld(World):
         self._env: Any = None
         self._won = self._over = False
         self._menu: list[str] = []
+        self._games: dict[str, list[str]] = {}
 
     def start(self) -> None:
         """Start the Java process; see :meth:`World.start`."""
@@ -68,6 +69,11 @@ class ScienceWorld(World):
             from scienceworld import ScienceWorldEnv  # pyright: ignore
 
             self._env = ScienceWorldEnv(envStepLimit=UNLIMITED)
+        except ValueError as error:  # where Java should have said its port
+            java = shutil.which("java")
+            raise FileNotFoundError(
+                f"ScienceWorld needs Java: {java} does not start; what says {java} -version?"
+            ) from error
         finally:
             os.environ.pop("JAVA_TOOL_OPTIONS")
             if before is not None:
@@ -77,11 +83,14 @@ class ScienceWorld(World):
         """See :meth:`World.games`. Sorted by task, then by the variation's number."""
         check_part(self, part)
         self.start()
-        found = []
-        for task in sorted(self._env.get_task_names()):
-            self._env.load(task, 0, self.simplifications)
-            found += [f"{task}/{number}" for number in sorted(getattr(self._env, f"get_variations_{part}")())]
-        return found
+        if not self._games:  # of all parts at once: the simulator has to load each task, which takes a moment
+            self._games = {each: [] for each in self.parts}
+            for task in sorted(self._env.get_task_names()):
+                self._env.load(task, 0, self.simplifications)
+                for each, games in self._games.items():
+                    numbers = getattr(self._env, f"get_variations_{each}")()
+                    games += [f"{task}/{number}" for number in sorted(numbers)]
+        return list(self._games[part])
 
     def reset(self, game_id: str) -> Turn:
         """See :meth:`World.reset`.
