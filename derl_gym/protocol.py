@@ -82,7 +82,7 @@ def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
         for _, rows in sorted(steps.items())
         if len(rows) == group_size and all(row["status"] != "proposed" for row in rows)
     ]
-    classes = {row["identity"]: row["key"] for row in ledger.trials()}
+    classes = {row["identity"]: row["key"] for row in ledger.trials(curves=False)}
     best = [program for rows in complete if (program := _best_program(rows, classes)) is not None]
     if not best:
         raise ValueError(f"{ledger.run_dir} holds no complete outer step with a scored program: nothing to select")

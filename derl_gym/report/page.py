@@ -118,10 +118,12 @@ def _best_trials(runs: Sequence[Run]) -> list[tuple[str, Row]]:
     """The best inner runs, at most one of each class of programs."""
     scored = [(run, row) for run in runs for row in run.trials.values() if row["status"] == "scored"]
     scored.sort(key=lambda pair: -pair[1]["score"])
-    classes: dict[str, tuple[str, Row]] = {}
+    classes: dict[str, tuple[Run, Row]] = {}
     for run, row in scored:
-        classes.setdefault(_class(run, row), (run.label, row))
-    return list(classes.values())[:TOP_CURVES]
+        classes.setdefault(_class(run, row), (run, row))
+        if len(classes) == TOP_CURVES:
+            break
+    return [(run.label, run.with_curve(row)) for run, row in classes.values()]
 
 
 def _best_programs(runs: Sequence[Run]) -> list[dict[str, Any]]:

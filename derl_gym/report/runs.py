@@ -52,7 +52,7 @@ class Run:
         seed: The search's seed, ``None`` where it is unknown.
         config: The ledger's configuration.
         proposals: The ledger's proposals, each with its ``structure`` in addition.
-        trials: The ledger's trials by identity.
+        trials: The ledger's trials by identity, without their curves; see :meth:`with_curve`.
         finals: The ledger's final trainings.
         tests: Test scores by trial, where the finished search was analysed on the test split.
         references: Identities of the trials that were reference runs.
@@ -83,6 +83,10 @@ class Run:
 
         A group counts when nothing in it is still waiting: the mean of a part would be another number.
         """
+        return self._steps
+
+    @functools.cached_property
+    def _steps(self) -> dict[int, list[list[Row]]]:
         groups: dict[tuple[int, int], list[Row]] = {}
         for row in self.proposals:
             groups.setdefault((row["step"], row["episode"]), []).append(row)
@@ -92,6 +96,11 @@ class Run:
             if len(rows) >= whole and all(row["status"] != "proposed" for row in rows):
                 steps.setdefault(step, []).append(rows)
         return steps
+
+    def with_curve(self, trial: Row) -> Row:
+        """One of :attr:`trials` with its learning curve, read now."""
+        with Ledger(self.folder, readonly=True) as ledger:
+            return ledger.trial(trial["identity"]) or trial
 
     def parse(self, program: str) -> RewardProgram | None:
         """The program, or ``None`` where it is ill-formed."""
@@ -104,6 +113,11 @@ class Run:
         """What is known about the program; ``None`` where it is ill-formed or the task cannot be loaded."""
         parsed = self.parse(program) if self.primitives else None
         return None if parsed is None else _analysis(parsed, self.primitives, self.states)
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _structure(program: RewardProgram, primitives: tuple[Primitive, ...], states: States) -> str:
+    return _analysis(program, primitives, states).structure
 
 
 @functools.lru_cache(maxsize=4096)
@@ -142,7 +156,7 @@ def _once(runs: Sequence[Run]) -> list[Run]:
 def _load(folder: Path) -> Run:
     with Ledger(folder, readonly=True) as ledger:
         config = ledger.config
-        trials = {row["identity"]: row for row in ledger.trials()}
+        trials = {row["identity"]: row for row in ledger.trials(curves=False)}
         proposals, finals = ledger.proposals(), ledger.finals()
         episodes, thought = ledger.episodes(), sum(ledger.proposer_seconds().values())
     asked = _agent_of(folder)
@@ -175,8 +189,8 @@ def _load(folder: Path) -> Run:
         states=states,
     )
     for row in proposals:
-        analysis = run.analyse(row["program"])
-        row["structure"] = "invalid" if analysis is None else analysis.structure
+        parsed = run.parse(row["program"]) if primitives else None
+        row["structure"] = "invalid" if parsed is None else _structure(parsed, primitives, states)
     return replace(run, proposals=tuple(proposals))
 
 

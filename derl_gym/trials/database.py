@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from derl_gym.secrets import redacted_values
+
 APPLICATION_ID = 0x4445524C  # "DERL"
 
 
@@ -127,20 +129,26 @@ class Database:
                 raise
 
     def insert(self, table: str, values: dict[str, Any], conflict: str = "ABORT") -> None:
-        """Insert one row; ``conflict`` is SQLite's word for what happens when its key is there already."""
+        """Insert one row, keys and passwords redacted.
+
+        Args:
+            table: Where.
+            values: By column.
+            conflict: SQLite's word for what happens when its key is there already.
+        """
         marks = ", ".join("?" * len(values))
         self._db.execute(
             f"INSERT OR {conflict} INTO {table} ({', '.join(values)}) VALUES ({marks})",
-            [plain(value) for value in values.values()],
+            redacted_values(map(plain, values.values())),
         )
 
     def update(self, table: str, where: dict[str, Any], values: dict[str, Any]) -> None:
-        """Change the columns ``values`` of the rows that have the columns ``where``."""
+        """Change the columns ``values`` of the rows that have the columns ``where``, keys and passwords redacted."""
         changes = ", ".join(f"{name} = ?" for name in values)
         place = " AND ".join(f"{name} = ?" for name in where)
         self._db.execute(
             f"UPDATE {table} SET {changes} WHERE {place}",
-            [plain(value) for value in (*values.values(), *where.values())],
+            [*redacted_values(map(plain, values.values())), *map(plain, where.values())],
         )
 
     def _tables(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from derl_gym.inner.config import CLOCKWORK
 from derl_gym.inner.provenance import installation
 from derl_gym.trials import checkpoints
 from derl_gym.trials.database import LedgerError
@@ -89,7 +90,7 @@ class Ledger(RunDirectory):
     A trial that was running when its process died is ``"interrupted"`` as soon as the ledger is opened again.
     """
 
-    FREE = ("inner.timeout", "inner_config.timeout", "final_inner.timeout")
+    FREE = tuple(f"{place}.{name}" for place in ("inner", "inner_config", "final_inner") for name in CLOCKWORK)
     ADDED = ("base_policy",)
     RELEASES: ClassVar[Mapping[int, str]] = {1: "0.1"}
 
@@ -288,8 +289,9 @@ class Ledger(RunDirectory):
     def recorded_actions(self, episode: int) -> list[np.ndarray]:
         """Actions of an episode: per outer step int64 (n, L); the last step may hold a part of its group."""
         steps: dict[int, list[list[int]]] = {}
-        for row in self.proposals(episode):
-            steps.setdefault(row["step"], []).append(row["actions"])
+        query = "SELECT step, actions FROM proposals WHERE episode = ? ORDER BY step, slot"
+        for row in self._db.rows(query, episode):
+            steps.setdefault(row["step"], []).append(json.loads(row["actions"]))
         return [np.array(rows, dtype=np.int64) for rows in steps.values()]
 
     def trial(self, identity: str) -> dict[str, Any] | None:
@@ -297,9 +299,16 @@ class Ledger(RunDirectory):
         rows = self._db.rows("SELECT * FROM trials WHERE identity = ?", identity)
         return _trial(rows[0]) if rows else None
 
-    def trials(self) -> list[dict[str, Any]]:
-        """Every trial, in the order in which they were first started."""
-        return [_trial(row) for row in self._db.rows("SELECT * FROM trials ORDER BY rowid")]
+    def trials(self, *, curves: bool = True) -> list[dict[str, Any]]:
+        """Every trial, in the order in which they were first started.
+
+        Args:
+            curves: Whether the results have their ``curve``, which is most of a ledger's bytes.
+        """
+        columns = [row["name"] for row in self._db.rows("SELECT name FROM pragma_table_info('trials')")]
+        if not curves:
+            columns[columns.index("result")] = "json_remove(result, '$.curve') AS result"
+        return [_trial(row) for row in self._db.rows(f"SELECT {', '.join(columns)} FROM trials ORDER BY rowid")]
 
     def start_trial(
         self,

@@ -67,9 +67,10 @@ class RunDirectory:
                 self._refuse_lost_ledger()
             self._db = Database(self.path, "ledger", version, schema, readonly)
             try:
-                verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
-                if verdict != "ok":
-                    raise LedgerError(f"{self.path} is damaged: {verdict}")
+                if not readonly:  # it reads the whole file, and a reader meets the damage where it reads
+                    verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
+                    if verdict != "ok":
+                        raise LedgerError(f"{self.path} is damaged: {verdict}")
                 self.config = self._agree(wanted)
                 if not readonly:  # and not before the search is known to be this one
                     self._db.upgrade(upgrades)

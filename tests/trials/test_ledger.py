@@ -182,6 +182,17 @@ def test_a_trial_knows_what_it_ran_with(ledger: Ledger) -> None:
         assert {key: row[key] for key in said} == said and row["result"] == {"steps": 3}, "each said in one place"
 
 
+def test_trials_without_their_curves(ledger: Ledger) -> None:
+    ledger.start_trial("t", program="g1", pid=1)
+    ledger.finish_trial("t", status="scored", score=0.5, result={"curve": [{"reward": 0.5}], "scores": {"a": 0.1}})
+    ledger.start_trial("u", program="g2")
+    whole, bare = ledger.trials(), ledger.trials(curves=False)
+    assert bare[0].pop("result") == {"scores": {"a": 0.1}} and bare[1].pop("result") is None
+    assert whole[0].pop("result") == {"curve": [{"reward": 0.5}], "scores": {"a": 0.1}}
+    assert [list(row) for row in bare] == [[name for name in row if name != "result"] for row in whole]
+    assert bare[0] == whole[0]
+
+
 def test_ended_trial_is_not_run_again_and_a_failed_one_is(ledger: Ledger) -> None:
     ledger.start_trial("t", program="g1")
     ledger.finish_trial("t", status="failed", score=None, reason="killed by signal 9", attempts=2)

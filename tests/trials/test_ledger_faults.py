@@ -202,6 +202,8 @@ def test_damaged_file(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(LedgerError, match="is damaged"):
         Ledger(tmp_path)
+    with pytest.raises(LedgerError, match="is damaged"), Ledger(tmp_path, readonly=True) as reader:
+        reader.trials()
 
 
 def test_no_permission(tmp_path: Path) -> None:
