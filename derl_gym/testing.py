@@ -1,6 +1,6 @@
 """Self-checks of a task of your own: does it keep what :class:`derl_gym.tasks.Task` promises?
 
-``derl-gym envs --check ID`` prints them. The test split is not opened.
+``derl-gym envs ID --check`` prints them. The test split is not opened.
 """
 
 from __future__ import annotations

@@ -23,44 +23,62 @@ from derl_gym.tasks import InnerConfig, Primitive, Task, load_task
 
 @dataclasses.dataclass
 class Envs(Command):
-    """List the environments with their tasks, primitives and presets, check one, or show its settings.
+    """List the environments; tell of one, its task, primitives and presets; check it, or show its settings.
 
     A check reads the training and validation examples; it exits with 1 when it finds a fault.
     """
 
-    check: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
-    """Check the task of this environment: its splits, its primitives, and both on its gold solutions."""
+    env: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="ENV")] = None
+    """Id of an environment to tell of; without it, all are listed."""
+    check: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Check the task of ENV: its splits, its primitives, and both on its gold solutions."""
     data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Local data for --check."""
     task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Options of the task as KEY=VALUE, for --check: --task-options check_data=False."""
-    settings: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
-    """Show the settings of this environment's inner runs, which --inner changes, with their values."""
+    settings: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Show the settings of ENV's inner runs, which --inner changes, with their values."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """For --settings: with this preset instead of the environment's own."""
 
     def run(self) -> int:
-        """Print the list, or what the check finds."""
-        console = Console()
-        if self.check is None and (self.data_dir is not None or self.task_options):
-            raise ValueError("--data-dir and --task-options go with --check ENV")
-        if self.settings is None and self.preset is not None:
-            raise ValueError("--preset goes with --settings ENV")
-        if self.check is not None and self.settings is not None:
+        """Print the list, an environment's description or settings, or what the check finds."""
+        console = Console(highlight=False)
+        if not self.check and (self.data_dir is not None or self.task_options):
+            raise ValueError("--data-dir and --task-options go with ENV --check")
+        if not self.settings and self.preset is not None:
+            raise ValueError("--preset goes with ENV --settings")
+        if self.check and self.settings:
             raise ValueError("--check and --settings are two questions: ask one at a time")
-        if self.check is not None:
-            return self._check(self.check)
-        if self.settings is not None:
-            return self._show(self.settings, console)
+        if self.env is None:
+            if self.check or self.settings:
+                raise ValueError("of which environment? --check and --settings go with ENV")
+            return self._list(console)
+        if self.check:
+            return self._check(self.env)
+        if self.settings:
+            return self._show(self.env, console)
+        return self._tell(self.env, console)
+
+    def _list(self, console: Console) -> int:
         for environment in derl_gym.ENVIRONMENTS:
             task = task_of(environment)
-            console.print(f"[bold]{environment}[/]: {escape(task.description)}", highlight=False)
-            table = Table(box=box.SIMPLE_HEAD, show_header=False)
-            for primitive in task.primitives:
-                table.add_row(primitive.name, escape(primitive.description))
-            for name, preset in task.presets.items():
-                table.add_row(f"preset {name}", escape(preset.description))
-            console.print(table)
+            what = task.description.partition(". ")[0]
+            console.print(f"[bold]{environment}[/]: {escape(what)}", no_wrap=True, overflow="ellipsis")
+            names = ", ".join(primitive.name for primitive in task.primitives)
+            console.print(f"    primitives {names}; presets {', '.join(task.presets) or 'none'}", soft_wrap=True)
+        console.print("derl-gym envs ENV tells what the primitives and presets of one are.", soft_wrap=True)
+        return 0
+
+    def _tell(self, environment: str, console: Console) -> int:
+        task = task_of(environment)
+        console.print(f"[bold]{environment}[/]: {escape(task.description)}")
+        table = Table(box=box.SIMPLE_HEAD, show_header=False)
+        for primitive in task.primitives:
+            table.add_row(primitive.name, escape(primitive.description))
+        for name, preset in task.presets.items():
+            table.add_row(f"preset {name}", escape(preset.description))
+        console.print(table)
         return 0
 
     def _check(self, environment: str) -> int:

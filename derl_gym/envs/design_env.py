@@ -75,7 +75,7 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     All are JSON-able; ``gym.make("DERL-Arithmetic-v0", outer_steps=4, inner={"steps": 16})``.
 
     * ``preset`` (by id): settings for a machine of some size, ``"paper"``, ``"single-gpu"`` or ``"smoke"``; whatever
-      else is given outranks it. ``derl-gym envs`` lists each task's.
+      else is given outranks it. ``derl-gym envs ENV`` tells a task's.
     * ``variant="base"``: every inner run starts from the base policy. ``"full"``: the best policy of each outer
       step starts the next one.
     * ``outer_steps`` (by id or preset, else 10): outer steps per episode. ``group_size`` (by preset, else 8):

@@ -14,6 +14,7 @@ from derl_agents import AGENTS
 from derl_gym.cli import main
 from derl_gym.cli.agents import descriptions
 from derl_gym.cli.command import Settings, make_envs, pairs
+from derl_gym.cli.programs import task_of
 from derl_gym.cli.search import Plan
 from derl_gym.cli.train import paper_rule
 from derl_gym.tasks import InnerConfig
@@ -48,22 +49,41 @@ def test_no_program_is_one_line_and_exit_code_1(capsys, program):
     assert captured.out == "" and captured.err.startswith("derl-gym: ") and captured.err.count("\n") == 1
 
 
-def test_envs_lists_every_id_with_its_presets(capsys):
+@pytest.mark.parametrize("columns", ["60", "200"])
+def test_envs_lists_every_id_in_two_lines(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", columns)
     assert main(["envs"]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.partition(": ")[0] for line in lines[::2]] == list(derl_gym.ENVIRONMENTS)
+    assert all(5 < len(line.partition(": ")[2]) <= int(columns) for line in lines[::2])
+    assert lines[1] == "    primitives g1, g2, g3, g4; presets none"
+    assert set(lines[3::2]) == {"    primitives g1, g2, g3, g4; presets paper, single-gpu, smoke"}
+    assert last.startswith("derl-gym envs ENV tells")
+
+
+@pytest.mark.parametrize("environment", derl_gym.ENVIRONMENTS)
+def test_envs_tells_all_of_one(capsys, monkeypatch, environment):
+    monkeypatch.setenv("COLUMNS", "1000")
+    assert main(["envs", environment]) == 0
     text = capsys.readouterr().out
-    assert all(f"{name}: " in text for name in derl_gym.ENVIRONMENTS)
-    assert text.count("preset paper") == text.count("preset smoke") == len(derl_gym.ENVIRONMENTS) - 1
+    task = task_of(environment)
+    assert text.startswith(f"{environment}: {task.description}\n")
+    rows = [line.strip() for line in text.splitlines()[1:] if line.strip()]
+    told = {primitive.name: primitive.description for primitive in task.primitives}
+    told |= {f"preset {name}": preset.description for name, preset in task.presets.items()}
+    assert [row.split("  ")[0] for row in rows] == list(told)
+    assert all(row.endswith(f"  {description}") for row, description in zip(rows, told.values(), strict=True))
 
 
 def test_a_sound_task_has_no_problem(capsys):
-    assert main(["envs", "--check", ARITHMETIC]) == 0
+    assert main(["envs", ARITHMETIC, "--check"]) == 0
     assert f"{ARITHMETIC}: no problem found" in capsys.readouterr().out
 
 
 def test_what_is_wrong_with_a_task_is_listed(capsys):
     import toy_ids  # noqa: F401
 
-    assert main(["envs", "--check", "toy_ids:DERL-Faulty-v0"]) == 1
+    assert main(["envs", "toy_ids:DERL-Faulty-v0", "--check"]) == 1
     captured = capsys.readouterr()
     assert "problem: g2 is 0.5 on the output" in captured.out
     assert captured.err == "derl-gym: toy_ids:DERL-Faulty-v0: 10 problems\n"
@@ -85,12 +105,12 @@ def own_data(tmp_path):
 
 def test_a_check_reads_what_a_search_would(own_data, capsys, monkeypatch):
     monkeypatch.setenv("DERL_GYM_DATA", "/nowhere")
-    assert main(["envs", "--check", "DERL-Own-v0"]) == 1
+    assert main(["envs", "DERL-Own-v0", "--check"]) == 1
     assert f"{own_data} has 60 rows, not the 7473" in capsys.readouterr().out
-    assert main(["envs", "--check", "DERL-Own-v0", "--task-options", "check_data=False"]) == 0
+    assert main(["envs", "DERL-Own-v0", "--check", "--task-options", "check_data=False"]) == 0
     out = capsys.readouterr().out
     assert "train: 48 examples\nvalidation: 12 examples\n" in out and f"read from {own_data}\n" in out
-    elsewhere = ["envs", "--check", "DERL-Own-v0", "--data-dir", "/elsewhere"]
+    elsewhere = ["envs", "--check", "DERL-Own-v0", "--data-dir", "/elsewhere"]  # ENV comes where it likes
     assert main(elsewhere) == 1 and "expected one of /elsewhere/gsm8k/train" in capsys.readouterr().out
 
 
@@ -105,7 +125,7 @@ def test_task_options_come_on_top_of_the_registrations(own_data, tmp_path):
 
 def test_the_settings_of_the_inner_runs_are_listed(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
-    assert main(["envs", "--settings", "DERL-GSM8K-v0", "--preset", "smoke"]) == 0
+    assert main(["envs", "DERL-GSM8K-v0", "--settings", "--preset", "smoke"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "DERL-GSM8K-v0, inner runs, preset smoke"
     cells = {line.split()[0]: line.split() for line in lines[4:] if line.strip()}
@@ -117,7 +137,7 @@ def test_the_settings_of_the_inner_runs_are_listed(capsys, monkeypatch):
     assert cells["prompt_style"][1:3] == ["auto", '"chat":'] and set(cells) == {
         f.name for f in dataclasses.fields(InnerConfig)
     }
-    assert main(["envs", "--settings", ARITHMETIC]) == 0
+    assert main(["envs", ARITHMETIC, "--settings"]) == 0
     assert capsys.readouterr().out.startswith(f"{ARITHMETIC}, inner runs\n")
 
 
@@ -127,18 +147,20 @@ def no_hub(monkeypatch):
 
 
 def doctor(capsys, monkeypatch, code=0):
+    """What it says of the ids without a world, by id and preset, and of the worlds' ids."""
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["doctor"]) == code
     lines = capsys.readouterr().out.splitlines()
     found = [line.split(": ", 1) for line in lines if line.startswith("DERL-")]
     assert {name.split()[0] for name, _ in found} == set(derl_gym.ENVIRONMENTS)
-    return {name: verdict for name, verdict in found if "World" not in name}
+    worlds = {name: verdict for name, verdict in found if "World" in name}
+    return {name: verdict for name, verdict in found if "World" not in name}, worlds
 
 
 def test_doctor_without_data_network_or_gpu(capsys, monkeypatch, no_hub):
     monkeypatch.delenv("DERL_GYM_DATA", raising=False)
     monkeypatch.setattr("derl_gym.cli.doctor.shutil.which", lambda name: None)
-    verdicts = doctor(capsys, monkeypatch)
+    verdicts, _ = doctor(capsys, monkeypatch)
     assert verdicts.pop(ARITHMETIC) == "can run here"
     assert set(verdicts) == {"DERL-GSM8K-v0", "DERL-MATH-v0", "DERL-MATH-GSM8K-v0"}
     assert all("data" in verdict and "cannot run here" in verdict for verdict in verdicts.values())
@@ -146,7 +168,7 @@ def test_doctor_without_data_network_or_gpu(capsys, monkeypatch, no_hub):
 
 def test_doctor_looks_at_data_models_and_gpus_of_every_preset(capsys, monkeypatch, data_dir, no_hub):
     monkeypatch.setattr("derl_gym.cli.doctor.shutil.which", lambda name: None)
-    verdicts = doctor(capsys, monkeypatch)
+    verdicts, _ = doctor(capsys, monkeypatch)
     paper, smoke = (verdicts[f"DERL-MATH-v0 --preset {name}"] for name in ("paper", "smoke"))
     assert "planned for a GPU of 80 GB, here is none" in paper
     assert "the inner policy Qwen/Qwen2.5-3B is no folder" in paper
@@ -157,22 +179,28 @@ def test_doctor_looks_at_data_models_and_gpus_of_every_preset(capsys, monkeypatc
 def test_doctor_counts_on_a_hub_that_answers(capsys, monkeypatch, data_dir):
     monkeypatch.setattr("derl_gym.cli.doctor.hub_answers", lambda patience: True)
     monkeypatch.setattr("derl_gym.cli.doctor._gpus", lambda: ([24.0, 85.5], "two"))
-    verdicts = doctor(capsys, monkeypatch)
+    verdicts, _ = doctor(capsys, monkeypatch)
     assert verdicts["DERL-GSM8K-v0 --preset paper"] == (
         "can run here, fetches the inner policy Qwen/Qwen2.5-1.5B, the proposer Qwen/Qwen2.5-0.5B-Instruct from the hub"
     )
     monkeypatch.setattr("derl_gym.cli.doctor._gpus", lambda: ([24.0], "one"))
-    verdicts = doctor(capsys, monkeypatch)
+    verdicts, _ = doctor(capsys, monkeypatch)
     assert verdicts["DERL-GSM8K-v0 --preset single-gpu"] == (
         "cannot run here: it is planned for a GPU of 80 GB, here are 24 GB"
     )
 
 
-def test_doctor_fetches_data_from_a_hub_that_answers(capsys, monkeypatch):
-    monkeypatch.delenv("DERL_GYM_DATA", raising=False)
+def test_doctor_fetches_from_a_hub_that_answers_what_the_hub_has(capsys, monkeypatch, tmp_path):
+    for name in ("DERL_GYM_DATA", "ALFWORLD_DATA"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("derl_gym.cli.doctor.hub_answers", lambda patience: True)
-    verdicts = doctor(capsys, monkeypatch)
+    verdicts, worlds = doctor(capsys, monkeypatch)
     assert verdicts["DERL-GSM8K-v0 --preset smoke"].startswith("can run here, fetches its data, the inner policy")
+    for level in ("L0", "L1", "L2"):
+        verdict = worlds[f"DERL-ALFWorld-{level}-v0"]
+        assert verdict.startswith("cannot run here: ")
+        assert f"no ALFWorld games in {tmp_path}/.cache/alfworld: run alfworld-download" in verdict
 
 
 def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
@@ -235,9 +263,11 @@ def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
         (["search", ARITHMETIC, "--preset", "huge"], "no preset 'huge'"),
         (["search", "DERL-GSM8K-v0", "--preset", "huge"], "has paper, single-gpu, smoke"),
         (["envs", "--check", "DERL-Nope-v0"], "DERL-Nope"),
-        (["envs", "--task-options", "a=1"], "go with --check ENV"),
-        (["envs", "--preset", "smoke"], "goes with --settings ENV"),
-        (["envs", "--check", ARITHMETIC, "--settings", ARITHMETIC], "one at a time"),
+        (["envs", "DERL-Nope-v0"], "DERL-Nope"),
+        (["envs", "--check"], "of which environment?"),
+        (["envs", ARITHMETIC, "--task-options", "a=1"], "go with ENV --check"),
+        (["envs", ARITHMETIC, "--preset", "smoke"], "goes with ENV --settings"),
+        (["envs", ARITHMETIC, "--check", "--settings"], "one at a time"),
         (["envs", "--settings", ARITHMETIC, "--preset", "huge"], "no preset 'huge'"),
         (["search", "DERL-GSM8K-v0", "--task-options", "chekc=1"], "chekc"),
         (["train", "--run", "x", "--preset", "smoke"], "from the search: leave out --preset"),
