@@ -45,7 +45,7 @@ $(VENV)/.installed-demo: $(INSTALLED_BY) | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.installed-test: $(INSTALLED_BY) | $(VENV)/bin/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all,scienceworld,dev]"
+	$(BIN)/python -m pip install -q -c constraints.txt -e ".[all,scienceworld,ray,dev]"
 	@command -v c++ >/dev/null && command -v cmake >/dev/null \
 	  && $(BIN)/python -m pip install -q -c constraints.txt -e ".[alfworld]" \
 	  || echo "make: ALFWorld is not installed, its tests will be skipped: its engine needs a C++ compiler and cmake"

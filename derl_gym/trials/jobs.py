@@ -27,6 +27,7 @@ class Job:
             ``result.json`` or ``error.json``.
         timeout: Wall-clock seconds of one attempt, after which its process group is killed; ``None``: no limit.
         env: Environment variables that the process gets on top of the pool's.
+        keeps_files: Whether it leaves more in its folder than its log and its result, to be found there afterwards.
     """
 
     id: str
@@ -35,6 +36,24 @@ class Job:
     folder: Path
     timeout: float | None = None
     env: dict[str, str] = dataclasses.field(default_factory=dict)
+    keeps_files: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Started:
+    """An attempt at a job has become a process.
+
+    Attributes:
+        job: The job.
+        pid: Its process id.
+        attempt: Which attempt it is, from 1.
+        host: Name of the machine that it runs on.
+    """
+
+    job: Job
+    pid: int
+    attempt: int
+    host: str
 
 
 @dataclasses.dataclass(frozen=True)

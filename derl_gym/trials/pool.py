@@ -18,18 +18,19 @@ import tempfile
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import IO, Any
 
 from derl_gym.trials.jobs import (
     Job,
     Outcome,
-    check_distinct,
+    Started,
     describe_exit,
     explain,
     prepare_folder,
     read_result,
 )
+from derl_gym.trials.pools import Pool
 
 __all__ = ["Job", "LocalPool", "Outcome", "PoolError", "warm_servers"]
 
@@ -46,6 +47,7 @@ class PoolError(RuntimeError):
 
 
 _spare: dict[tuple[str, ...], list[_Server]] | None = None
+_at_end: list[Callable[[], object]] = []
 
 
 @contextlib.contextmanager
@@ -63,9 +65,18 @@ def warm_servers() -> Iterator[None]:
     try:
         yield
     finally:
-        servers, _spare = [server for kept in _spare.values() for server in kept], None
-        for server in servers:
-            server.stop()
+        stops = [*(server.stop for kept in _spare.values() for server in kept), *_at_end]
+        _spare = None
+        _at_end.clear()
+        for stop in stops:
+            stop()
+
+
+def kept_warm(stop: Callable[[], object]) -> bool:
+    """Within a block of :func:`warm_servers`, have something stopped at its end; whether there is such a block."""
+    if _spare is not None:
+        _at_end.append(stop)
+    return _spare is not None
 
 
 class _ServerLost(Exception):
@@ -75,7 +86,7 @@ class _ServerLost(Exception):
 class _Attempt:
     """One try of a job, from the queue to its end."""
 
-    def __init__(self, job: Job, number: int = 1) -> None:
+    def __init__(self, job: Job, number: int) -> None:
         self.job = job
         self.number = number
         self.device: str | None = None
@@ -91,8 +102,8 @@ class _Attempt:
         self.overdue = float("inf") if limit is None else time.monotonic() + limit + _GRACE
 
 
-class LocalPool:
-    """Runs jobs on this machine, ``workers`` at a time. A context manager; belongs to one thread.
+class LocalPool(Pool):
+    """Runs jobs on this machine, ``workers`` at a time.
 
     Args:
         workers: Jobs that run at once; ``None``: one per device, or 1 without devices.
@@ -130,33 +141,6 @@ class LocalPool:
         self.devices = None if devices is None else tuple(devices)
         self.start_timeout = start_timeout
         self._server: _Server | None = None
-        self._active: Generator[Outcome, None, None] | None = None
-
-    def run(
-        self, jobs: Iterable[Job], on_start: Callable[[Job, int, int], None] | None = None
-    ) -> Generator[Outcome, None, None]:
-        """Run jobs and yield their outcomes in the order in which they end.
-
-        Closing the generator early, or an exception in it (Ctrl-C), kills what runs. Wrap it in
-        ``contextlib.closing`` where the loop over it may be left by an exception. A new call closes the last.
-
-        Args:
-            jobs: Started in this order. Ids and folders must differ.
-            on_start: Called as ``on_start(job, pid, attempt)`` when an attempt has started, in the driver.
-
-        Returns:
-            A generator of one outcome per job. Limits hold while it waits for its consumer, too.
-
-        Raises:
-            ValueError: two jobs share an id or a folder.
-            PoolError: the server cannot start; no job is to blame.
-        """
-        jobs = list(jobs)
-        check_distinct(jobs)
-        if self._active is not None:
-            self._active.close()
-        self._active = self._run(jobs, on_start)
-        return self._active
 
     def close(self) -> None:
         """Kill what runs and end the server. A closed pool that is used again starts a new one."""
@@ -167,14 +151,9 @@ class LocalPool:
             self._server = None
         self._stop()
 
-    def __enter__(self) -> LocalPool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _run(self, jobs: list[Job], on_start: Callable[[Job, int, int], None] | None) -> Generator[Outcome, None, None]:
-        waiting = deque(_Attempt(job) for job in jobs)
+    def _events(self, jobs: list[Job], first_attempt: int) -> Generator[Started | Outcome, None, None]:
+        last_attempt = first_attempt + self.attempts - 1
+        waiting = deque(_Attempt(job, first_attempt) for job in jobs)
         running: dict[str, _Attempt] = {}
         free = list(self.devices or ())
         ended: list[Outcome] = []
@@ -185,7 +164,7 @@ class LocalPool:
             del running[attempt.job.id]
             if attempt.device is not None:
                 free.append(attempt.device)
-            if failure is not None and attempt.number < self.attempts:
+            if failure is not None and attempt.number < last_attempt:
                 waiting.appendleft(_Attempt(attempt.job, attempt.number + 1))
             else:
                 ended.append(Outcome(attempt.job.id, result, failure, attempt.number, seconds, attempt.pid))
@@ -211,8 +190,7 @@ class LocalPool:
                         attempt = running[message["id"]]
                         if message["event"] == "started":
                             attempt.started(message["pid"])
-                            if on_start is not None:
-                                on_start(attempt.job, message["pid"], attempt.number)
+                            yield Started(attempt.job, message["pid"], attempt.number, socket.gethostname())
                         elif message["event"] == "refused":
                             end(attempt, explain(message["reason"]))
                         else:
@@ -223,7 +201,6 @@ class LocalPool:
                     for attempt in list(running.values()):
                         end(attempt, explain(str(lost)))
         finally:
-            self._active = None
             if running:
                 self._stop(running)
 
