@@ -11,19 +11,19 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
-import math
 import os
 import platform
-import re
 import shlex
+import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import text_worlds
 from cells import Cell, Command, Runs, Scale, Step, cores
-from published import FLOPS_PER_OUTER_STEP
+from costs import in_words, left
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -45,25 +45,32 @@ class Bench:
     Args:
         name: Of the table or figure.
         about: The script's docstring.
+        seeds: Final policies per row at paper scale.
+        **parts: Option -> the parts of the table that it chooses from.
 
     Attributes:
         runs: Where cells lie, and how they are filled.
         missing: Why a cell has no result.
     """
 
-    def __init__(self, name: str, about: str | None) -> None:
+    def __init__(self, name: str, about: str | None, seeds: int = 3, **parts: Sequence[str]) -> None:
         self.name = name
         parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.add_argument("--scale", default="paper", choices=get_args(Scale), help="preset of every run")
         parser.add_argument("--policy", default="", help="inner policy, hub name or folder; default: the scale's")
         parser.add_argument("--out", type=Path, default=Path("runs/paper"), help="folder of the run directories")
-        parser.add_argument("--seeds", type=int, help="final policies per row; default: 3 at paper scale, else 1")
+        parser.add_argument(
+            "--seeds", type=int, help=f"final policies per row; default: {seeds} at paper scale, else 1"
+        )
         parser.add_argument("--workers", type=int, help="inner runs at a time; default: one per GPU, or per CPU core")
         parser.add_argument("--json", type=Path, help="also write the results to this file")
         parser.add_argument("--dry-run", action="store_true", help="print the commands and what they would cost")
         parser.add_argument("--yes", action="store_true", help="start the runs of a scale that takes GPUs for days")
         parser.add_argument("--prompted-model", default="gpt-4o", help="model of the prompted proposer")
         parser.add_argument("--base-url", help="its OpenAI-compatible endpoint; default: OpenAI's")
+        for option, choices in parts.items():
+            every = " ".join(choices)
+            parser.add_argument(f"--{option}", nargs="+", default=choices, choices=choices, help=f"default: {every}")
         self.arguments = given = parser.parse_args()
         if given.seeds is not None and given.seeds < 1:
             parser.error(f"--seeds must be at least 1, not {given.seeds}")
@@ -71,7 +78,7 @@ class Bench:
             given.scale,
             given.out,
             self._policy(),
-            given.seeds or (3 if given.scale == "paper" else 1),
+            given.seeds or (seeds if given.scale == "paper" else 1),
             given.workers or len(visible_devices()) or cores(),
         )
         self.stand_in: StandIn | None = None
@@ -119,21 +126,26 @@ class Bench:
                 wanted = self.cells.setdefault(cell, set())
                 wanted.add(step)
                 if not cell.program:
-                    wanted.add("search")
+                    self.cells.setdefault(cell.source, set()).add("search")
         if self.arguments.dry_run:
-            for cell in self.cells:
-                for command in self.commands(cell):
-                    print(said(command))
+            for command in dict.fromkeys(said(command) for cell in self.cells for command in self.commands(cell)):
+                print(command)
             self._announce()
             raise SystemExit(0)
         if self._announce() and self.scale != "smoke" and not self.arguments.yes:
             raise SystemExit(f"the scale {self.scale!r} starts only with --yes")
         with warm_servers():
-            for cell in self.cells:
+            for cell in sorted(self.cells, key=lambda cell: not cell.searches):  # others may train with what is found
                 self._fill(cell)
 
     def _fill(self, cell: Cell) -> None:
         wanted, runs = self.cells[cell], self.runs
+        if reason := text_worlds.why_not(cell.task) or self.missing.get(cell.source, ""):
+            self.missing[cell] = reason
+            return
+        if not runs.warm(cell):
+            self._prepare(cell)
+            self._do(runs.warm_command(cell))
         if not runs.searched(cell):
             prompted = cell.agent == "prompted"
             if prompted and (reason := self._why_no_proposer()):
@@ -150,6 +162,15 @@ class Bench:
                 self._do(runs.train_command(cell, some))
         if "analyse" in wanted and not runs.analysed(cell):
             self._do(runs.analyse_command(cell))
+
+    def _prepare(self, cell: Cell) -> None:
+        """What a warm start needs here: no half of an earlier one; at smoke scale, games and a policy that fits."""
+        runs = self.runs
+        shutil.rmtree(runs.warm_folder(cell), ignore_errors=True)
+        if self.scale == "smoke" and text_worlds.world_of(cell.task) == "ALFWorld":
+            text_worlds.make_smoke_games(runs.smoke_games)
+        if self.scale == "smoke" and text_worlds.too_short(start := runs.start_of(cell)):
+            text_worlds.make_long_copy(Path(start), runs.long_policy(cell))
 
     def _do(self, command: Command) -> None:
         self.console.print(f"$ {said(command)}", markup=False, soft_wrap=True)
@@ -180,48 +201,26 @@ class Bench:
     def commands(self, cell: Cell) -> list[Command]:
         """All commands of a cell, from scratch."""
         wanted, runs = self.cells[cell], self.runs
-        commands = [runs.search_command(cell)] if "search" in wanted else []
+        commands = [runs.warm_command(cell)] if text_worlds.world_of(cell.task) else []
+        commands += [runs.search_command(cell)] if cell.searches else []
         commands += [runs.train_command(cell, range(runs.seeds))] if "train" in wanted else []
         return [*commands, runs.analyse_command(cell)] if "analyse" in wanted else commands
 
     def _announce(self) -> bool:
         """Say what is left to run. Returns whether anything is."""
-        left = {cell: self.runs.left(cell, wanted) for cell, wanted in self.cells.items()}
-        sums = [sum(one[key] for one in left.values()) for key in ("runs", "stages", "tests", "hours", "final_hours")]
-        runs, stages, tests, hours, final_hours = sums
+        lefts = {cell: left(self.runs, cell, wanted) for cell, wanted in self.cells.items()}
+        runs, stages, tests = (round(sum(one[key] for one in lefts.values())) for key in ("runs", "stages", "tests"))
+        cold = {self.runs.warm_folder(cell) for cell in self.cells if not self.runs.warm(cell)}
         print(
-            f"{self.name}, {self.scale} scale: {len(left)} run directories in {self.runs.out / self.scale}; at most "
+            f"{self.name}, {self.scale} scale: {len(lefts)} run directories in {self.runs.out / self.scale}; at most "
             f"{runs} inner runs, {stages} final trainings or rounds and {tests} test analyses left"
+            + (f"; warm starts before them: {len(cold)}" if cold else "")
         )
-        if self.scale != "smoke" and runs + stages:
-            print(f"training of the inner runs: at most {hours:,.0f} GPU hours, if every one takes its cap of time")
-            if math.isnan(final_hours):
-                print("final trainings or rounds: no estimate, docs/scaling.md has no rate for this policy")
-            elif stages:
-                print(
-                    f"final trainings or rounds: about {final_hours:,.0f} GPU hours on H100s, at the rates that "
-                    "docs/scaling.md assumes; nothing but DERL-full's rounds is capped"
-                )
-            print("evaluations and the start of a run are not counted")
-            print(
-                f"policies that are kept, final ones and those of test analyses: about {self._gigabytes(left):,.0f} GB"
-            )
-        if self.scale == "paper" and runs:
-            low, high = (runs / 8 * flops for flops in FLOPS_PER_OUTER_STEP)
-            print(f"{low:.1e} to {high:.1e} FLOPs of search, if it costs what the paper's 3B policy did (appendix H)")
+        for line in in_words(self.scale, lefts):
+            print(line)
         if self.scale == "smoke":
             print(NO_RESULT)
         return bool(runs + stages + tests)
-
-    def _gigabytes(self, left: dict[Cell, dict[str, float]]) -> float:
-        """Size of the kept policies, from the billions of parameters in their names."""
-        total = 0.0
-        for cell, one in left.items():
-            inner = self.runs.loop(cell).inner
-            policy = inner.policy or self.runs.loop(cell).task.base_policy
-            billions = float((re.findall(r"([\d.]+)B\b", policy) or ["0"])[0])
-            total += one["kept"] * billions * (4 if inner.dtype == "float32" else 2)
-        return total
 
     def row(self, name: str, cell: Cell, published: object) -> dict[str, Any]:
         """One row of the results: published, ours, cost, commands."""

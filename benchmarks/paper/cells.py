@@ -1,28 +1,28 @@
 """What the paper's tables are made of: run directories, the commands that fill them, and what came out.
 
 A cell is one run directory, named by what it holds, so that scripts share searches and find them again. It is filled
-by the package's own commands, `derl-gym search`, `train` and `analyse`, called in this process. The published numbers
-are in published.py, the arguments and the printing in bench.py.
+by the package's own commands, `derl-gym warmstart`, `search`, `train` and `analyse`, called in this process. What is
+left to run and what it costs is in costs.py, what the text worlds need besides in text_worlds.py, the published numbers
+in published.py, the arguments and the printing in bench.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
-import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
+
+import text_worlds
 
 from derl_gym.cli.command import find_spec
 from derl_gym.cli.search import finished
 from derl_gym.cli.train import paper_rule
 from derl_gym.envs.outer_loop import OuterLoop
 from derl_gym.envs.settings import Settings, make_settings
-from derl_gym.inner.config import InnerConfig
-from derl_gym.protocol import TEST_ANALYSIS, final_config, select
+from derl_gym.protocol import TEST_ANALYSIS, select
 from derl_gym.trials.ledger import Ledger
 
 Scale = Literal["paper", "single-gpu", "smoke"]
@@ -32,18 +32,13 @@ PRIMITIVES = ("g1", "g2", "g3", "g4")
 GSM8K_STEPS = {"paper": 7, "smoke": 2}
 """Outer steps of the studies on GSM8K: seven in the paper (appendix F.4), two where a proposer shall learn once."""
 
-EPOCH_SECONDS = {("3B", False): 2784, ("1.5B", False): 1456, ("1.5B", True): 1293, ("0.5B", True): 510}
-"""Size of the policy, whether adapters -> an epoch of GSM8K's search on an H100, estimated in docs/scaling.md."""
-TIMES_GSM8K = {"GSM8K": 1, "MATH": 2, "MATH-GSM8K": 3}
-"""Task -> how many times as long an epoch of it takes, from the same page."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
     """A search, or final trainings with a fixed reward.
 
     Attributes:
-        task: ``"GSM8K"``, ``"MATH"`` or ``"MATH-GSM8K"``.
+        task: An id's middle: ``"GSM8K"``, ``"MATH-GSM8K"``, ``"ALFWorld-L2"``.
         program: A fixed reward by name; empty: the one that a search finds.
         agent: Who searches.
         variant: As in the environment.
@@ -53,6 +48,8 @@ class Cell:
         flip: A primitive whose sign is turned round.
         policy: Inner policy at paper scale; empty: the task's.
         keep: Keep the inner policies, so that they can be tested after the search.
+        inner: Further settings of a fixed reward's training, as KEY=VALUE.
+        found_on: The task whose search gives the programs, where it has the same training data; empty: its own.
     """
 
     task: str
@@ -65,11 +62,23 @@ class Cell:
     flip: str = ""
     policy: str = ""
     keep: bool = False
+    inner: tuple[str, ...] = ()
+    found_on: str = ""
 
     @property
     def environment(self) -> str:
         """The id."""
         return f"DERL-{self.task}-v0"
+
+    @property
+    def source(self) -> Cell:
+        """The cell whose search gives the programs."""
+        return dataclasses.replace(self, task=self.found_on, found_on="") if self.found_on else self
+
+    @property
+    def searches(self) -> bool:
+        """Whether there is a search in this cell."""
+        return not self.program and not self.found_on
 
 
 def gsm8k_derl(scale: Scale, **changes: Any) -> Cell:
@@ -80,6 +89,11 @@ def gsm8k_derl(scale: Scale, **changes: Any) -> Cell:
     return dataclasses.replace(base, keep=False, outer_steps=1 if scale == "smoke" else base.outer_steps, **changes)
 
 
+def alfworld_derl(scale: Scale) -> Cell:
+    """DERL-base on ALFWorld L2, which Table 1 and Figures 4 and 6 share."""
+    return Cell("ALFWorld-L2", outer_steps=2 if scale == "smoke" else None, keep=True)
+
+
 @dataclasses.dataclass(frozen=True)
 class Runs:
     """Where cells lie and how they are filled.
@@ -87,7 +101,7 @@ class Runs:
     Attributes:
         scale: The preset's name.
         out: Folder of all scales.
-        policy: Inner policy of every cell; empty: the cell's own.
+        policy: Inner policy of every cell, before a warm start; empty: the cell's own.
         seeds: Final policies per cell.
         workers: Inner runs at a time.
         prompted: Options of the agent ``prompted``, as KEY=VALUE.
@@ -102,30 +116,71 @@ class Runs:
 
     # -- what a cell is called, and what its settings come to -------------------------------------------
 
-    def policy_of(self, cell: Cell) -> str:
-        """The inner policy that a cell is told to start from; empty: the preset's."""
+    def start_of(self, cell: Cell) -> str:
+        """The inner policy that a cell is told to start from, or to warm-start; empty: the preset's."""
         return self.policy or (cell.policy if self.scale == "paper" else "")
 
+    def policy_of(self, cell: Cell) -> str:
+        """The inner policy that a cell is told to train."""
+        if text_worlds.world_of(cell.task):
+            return str(self.warm_folder(cell).absolute() / "policy")
+        return self.start_of(cell)
+
     def loop(self, cell: Cell) -> OuterLoop:
-        """The cell's settings, resolved as its environment resolves them. Touches neither data nor disk."""
+        """The cell's settings, resolved as its environment resolves them, the policy as it is before a warm start.
+
+        Touches neither data nor disk.
+        """
         given: dict[str, Any] = {"preset": self.scale, "variant": cell.variant}
         given |= {key: value for key in ("outer_steps", "group_size") if (value := getattr(cell, key)) is not None}
-        if policy := self.policy_of(cell):
-            given["inner"] = {"policy": policy}
+        if start := self.start_of(cell):
+            given["inner"] = {"policy": start}
         settings: Settings = make_settings(find_spec(cell.environment).kwargs | given)
         return OuterLoop(settings, lambda: cell.environment)
 
     def folder(self, cell: Cell) -> Path:
         """The run directory."""
         loop = self.loop(cell)
-        parts = [cell.task, Path(loop.inner.policy or loop.task.base_policy).name, cell.program or cell.agent]
+        parts = [cell.task, self._policy_name(cell), cell.program or cell.agent]
+        parts += [setting.replace("=", "-") for setting in cell.inner]
+        parts += [f"found-on-{cell.found_on}"] * bool(cell.found_on)
         if not cell.program:
             parts += [cell.variant, f"{loop.settings.outer_steps}x{loop.settings.group_size}"]
             parts += [f"without-{cell.without}"] * bool(cell.without) + [f"flip-{cell.flip}"] * bool(cell.flip)
             parts += ["kept"] * cell.keep
         return self.out / self.scale / "-".join(parts)
 
+    def warm_folder(self, cell: Cell) -> Path:
+        """Where the warm start of an agent cell's policy lies."""
+        return self.out / self.scale / f"{text_worlds.trained_on(cell.task)}-{self._policy_name(cell)}-warm"
+
+    def long_policy(self, cell: Cell) -> Path:
+        """Where a copy of a small policy lies whose context holds an episode."""
+        return self.out / self.scale / f"{self._policy_name(cell)}-long"
+
+    @property
+    def smoke_games(self) -> Path:
+        """Where ALFWorld's games for smoke runs are generated."""
+        return self.out / self.scale / "alfworld-games"
+
+    def _policy_name(self, cell: Cell) -> str:
+        loop = self.loop(cell)
+        return Path(loop.inner.policy or loop.task.base_policy).name
+
     # -- commands ---------------------------------------------------------------------------------------
+
+    def warm_command(self, cell: Cell) -> Command:
+        """The warm start of an agent cell's policy, on games that all its levels train on."""
+        task, start = text_worlds.trained_on(cell.task), self.start_of(cell)
+        if self.scale == "smoke" and text_worlds.too_short(start):
+            start = str(self.long_policy(cell))
+        inner = [f"policy={start}"] if start else []
+        command = ["warmstart", f"DERL-{task}-v0", "--preset", self.scale]
+        if self.scale == "smoke":
+            command += [*text_worlds.SMOKE_WARM_START, *inner, *text_worlds.smoke_games(task, self.smoke_games)]
+        elif inner:
+            command += ["--inner", *inner]
+        return [*command, "--out", str(self.warm_folder(cell))]
 
     def search_command(self, cell: Cell) -> Command:
         """The search."""
@@ -147,10 +202,15 @@ class Runs:
     def train_command(self, cell: Cell, seeds: Sequence[int]) -> Command:
         """Final trainings with consecutive seeds, each tested once."""
         number = ["--seeds", str(len(seeds)), "--first-seed", str(seeds[0])]
-        if not cell.program:
+        if cell.searches:
             return ["train", "--run", str(self.folder(cell)), *number, "--workers", str(self.workers)]
-        program = ["train", cell.environment, "--program", cell.program]
-        return [*program, *number, *self._settings(cell), "--out", str(self.folder(cell))]
+        programs = [cell.program]
+        if cell.found_on:
+            found = self.programs_of(cell.source) if self.searched(cell.source) else []
+            programs = found or [f"(of {self.folder(cell.source).name})"]  # before there is one, for --dry-run
+        command = ["train", cell.environment, "--program", *programs, *number, *self._settings(cell)]
+        command += ["--variant", cell.variant] if cell.variant != "base" else []
+        return [*command, "--out", str(self.folder(cell))]
 
     def analyse_command(self, cell: Cell) -> Command:
         """Test scores of the inner policies that the search has kept."""
@@ -159,13 +219,19 @@ class Runs:
     def _settings(self, cell: Cell) -> Command:
         command = ["--preset", self.scale, "--workers", str(self.workers)]
         policy = self.policy_of(cell)
-        return [*command, "--inner", f"policy={policy}"] if policy else command
+        inner = [f"policy={policy}"] * bool(policy) + list(cell.inner)
+        command += ["--inner", *inner] if inner else []
+        return command + (text_worlds.smoke_games(cell.task, self.smoke_games) if self.scale == "smoke" else [])
 
     # -- what is done -----------------------------------------------------------------------------------
 
+    def warm(self, cell: Cell) -> bool:
+        """Whether there is no warm start left to do."""
+        return not text_worlds.world_of(cell.task) or (self.warm_folder(cell) / "warm_start.json").exists()
+
     def searched(self, cell: Cell) -> bool:
-        """Whether there is no search left to do."""
-        return bool(cell.program) or finished(self.folder(cell))
+        """Whether there is no search left to do in this cell."""
+        return not cell.searches or finished(self.folder(cell))
 
     def analysed(self, cell: Cell) -> bool:
         """Whether the kept policies have been tested."""
@@ -184,16 +250,19 @@ class Runs:
             trials = [row for row in ledger.trials() if row["status"] in ("scored", "invalid")]
             return trials, [row for row in ledger.finals() if not row["again"]]
 
-    def why_nothing(self, cell: Cell) -> str:
-        """Why a finished search selects no program; empty when it selects one."""
-        if cell.program:
-            return ""
+    def programs_of(self, cell: Cell) -> list[str]:
+        """What a finished search selects; empty where none of its programs could be trained with."""
         with Ledger(self.folder(cell), readonly=True) as ledger:
             try:
-                select(ledger, paper_rule(ledger.run_dir))
+                return select(ledger, paper_rule(ledger.run_dir))
             except ValueError:
-                return "none of the search's programs could be trained with, so that there is no final policy"
-        return ""
+                return []
+
+    def why_nothing(self, cell: Cell) -> str:
+        """Why there is no program to train with after the search; empty when there is one."""
+        if cell.program or self.programs_of(cell.source):
+            return ""
+        return "none of the search's programs could be trained with, so that there is no final policy"
 
     def results(self, cell: Cell) -> dict[str, Any]:
         """Test scores by benchmark and seed, the selected programs, and what the cell cost."""
@@ -201,7 +270,9 @@ class Runs:
         finals = sorted((row for row in finals if row["seed"] < self.seeds), key=lambda row: row["seed"])
         scores: dict[str, list[float]] = {}
         for row in finals:
-            for benchmark, score in (row["result"].get("scores") or {self.loop(cell).task.name: row["test"]}).items():
+            of_kinds = row["result"].get("scores") or {self.loop(cell).task.name: row["test"]}
+            overall = {"success": row["test"]} if text_worlds.world_of(cell.task) else {}
+            for benchmark, score in (of_kinds | overall).items():
                 scores.setdefault(benchmark, []).append(score)
         spent = [stage for row in finals for stage in _stages(Path(row["policy"])) or [row["result"]]]
         return {
@@ -214,35 +285,6 @@ class Runs:
             "final_seconds": sum(result["train_seconds"] + result["eval_seconds"] for result in spent),
             "final_flops": sum(result["flops"] for result in spent),
         }
-
-    def left(self, cell: Cell, wanted: Collection[Step]) -> dict[str, float]:
-        """What is still to be run: inner runs, final stages, test analyses; policies that are kept; GPU hours.
-
-        The inner runs' hours are their caps, the final stages' an estimate, ``nan`` where docs/scaling.md has none.
-        """
-        if self.searched(cell) and self.why_nothing(cell):
-            return {"runs": 0, "stages": 0, "tests": 0, "hours": 0, "final_hours": 0, "kept": 0}
-        loop = self.loop(cell)
-        settings, config = loop.settings, final_config(loop, cell.variant == "full")
-        runs = 0
-        if not self.searched(cell):
-            every = settings.outer_steps * settings.group_size + (loop.inner.max_flops_ratio is not None)
-            runs = max(0, every - len(self.rows(cell)[0]))
-        stages = len(self.seeds_left(cell)) * (settings.outer_steps if cell.variant == "full" else 1)
-        stages *= "train" in wanted
-        hours = runs * (loop.inner.max_seconds or 0.0) / 3600
-        final_hours = stages * self._final_hours(cell, config) if stages else 0.0
-        tests = "analyse" in wanted and not self.analysed(cell)
-        kept = runs if cell.keep else min(runs, settings.outer_steps) if cell.variant == "full" else 0
-        numbers = {"runs": runs, "stages": stages, "tests": int(tests), "kept": kept + stages}
-        return {**numbers, "hours": hours, "final_hours": final_hours}
-
-    def _final_hours(self, cell: Cell, config: InnerConfig) -> float:
-        """Of one final stage on an H100; the full training set is 5/4 of the search's."""
-        size = re.search(r"[\d.]+B\b", config.policy or self.loop(cell).task.base_policy)
-        rate = EPOCH_SECONDS.get((size[0] if size else "", config.lora_rank is not None), math.nan)
-        seconds = 1.25 * (config.epochs or math.nan) * TIMES_GSM8K[cell.task] * rate
-        return min(seconds, config.max_seconds or math.inf) / 3600
 
 
 def _stages(policy: Path) -> list[dict[str, Any]]:

@@ -2,16 +2,15 @@
 
     python benchmarks/paper/figure4.py --scale smoke
 
-Mean validation and test score of the inner policies of each outer step, DERL-base on GSM8K and on MATH. The policies
-are tested after the search, which sees no test score. At paper scale the policy on GSM8K is the 3B one: the published
-accuracies are those of Table 2's size. Of ALFWorld's part only the published
-curves are shown: the script runs no search on DERL-ALFWorld-L2-v0.
+Mean validation and test score of the inner policies of each outer step, DERL-base on ALFWorld L2, GSM8K and MATH. The
+policies are tested after the search, which sees no test score. At paper scale the policy on GSM8K is the 3B one: the
+published accuracies are those of Table 2's size.
 """
 
 from __future__ import annotations
 
 from bench import Bench
-from cells import Cell, gsm8k_derl
+from cells import Cell, alfworld_derl, gsm8k_derl
 from published import FIGURE_4, FIGURE_4_SOURCE
 
 from derl_gym.report.runs import load_runs
@@ -24,16 +23,19 @@ def main() -> None:
     """Run, print, write."""
     bench = Bench("figure4", __doc__)
     large = Cell("GSM8K", policy="Qwen/Qwen2.5-3B", keep=True)
-    cells = {"GSM8K": large if bench.scale == "paper" else gsm8k_derl(bench.scale), "MATH": Cell("MATH", keep=True)}
+    cells = {
+        "ALFWorld (L2)": alfworld_derl(bench.scale),
+        "GSM8K": large if bench.scale == "paper" else gsm8k_derl(bench.scale),
+        "MATH": Cell("MATH", keep=True),
+    }
     bench.run(analysed=cells.values())
     rows = []
     for name, published in FIGURE_4.items():
         found: dict[int, tuple[float, float]] = {}
-        if name in cells and cells[name] not in bench.missing:
+        if cells[name] not in bench.missing:
             found = test_curve(load_runs([bench.runs.folder(cells[name])]))
         ours = {kind: {step: 100 * pair[i] for step, pair in found.items()} for i, kind in enumerate(KINDS)}
-        row = {"row": name, "published": published, "ours": ours, "missing": "no search on it in this script"}
-        rows.append(row if name not in cells else {**bench.row(name, cells[name], published), "ours": ours})
+        rows.append({**bench.row(name, cells[name], published), "ours": ours})
         bench.table(
             f"Figure 4, {name}: mean score of an outer step's inner policies, %",
             ("outer step", *(f"{kind}, {whose}" for kind in KINDS for whose in ("published", "ours"))),

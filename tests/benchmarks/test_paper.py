@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import world_policies
 
+from derl_gym.tasks.agent import HOW_TO_ANSWER
 from derl_gym.trials.ledger import Ledger
 
 PAPER = Path(__file__).parents[2] / "benchmarks" / "paper"
-SCRIPTS = ("table2", "table4", "figure4", "figure6")
+SCRIPTS = ("table1", "table2", "table4", "figure4", "figure6")
 NO_RESULT = "its numbers are no result"
 
 
@@ -24,9 +26,9 @@ def published():
     return names
 
 
-def start(script, *arguments, environment=None):
+def start(script, *arguments, environment=None, without=()):
     """A script in a process of its own, without an endpoint for the prompted proposer."""
-    given = {key: value for key, value in os.environ.items() if key != "OPENAI_API_KEY"}
+    given = {key: value for key, value in os.environ.items() if key not in ("OPENAI_API_KEY", *without)}
     return subprocess.Popen(
         [sys.executable, str(PAPER / f"{script}.py"), *map(str, arguments)],
         env=given | (environment or {}),
@@ -36,8 +38,8 @@ def start(script, *arguments, environment=None):
     )
 
 
-def run(script, *arguments, code=0):
-    process = start(script, *arguments)
+def run(script, *arguments, code=0, **options):
+    process = start(script, *arguments, **options)
     out, err = process.communicate(timeout=580)
     assert process.returncode == code, out + err
     return out, err
@@ -68,6 +70,29 @@ def tables(out):
     start = re.search(r"^(Table|Figure) \d.*%", out, re.MULTILINE)
     assert start is not None
     return [line for line in out[start.start() :].splitlines() if not line.startswith("results: ")]
+
+
+def test_published_success_rates(published):
+    """What section 4.4 of the paper says of Table 1."""
+    table = published["TABLE_1"]
+    assert {len(levels) for worlds in table.values() for levels in worlds.values()} == {3}
+
+    def lead(world, row, other):
+        return [round(a - b, 1) for a, b in zip(table[row][world], table[other][world], strict=True)]
+
+    over_rlvmr = {world: lead(world, "DERL-base", "RLVMR") for world in ("ALFWorld", "ScienceWorld")}
+    assert over_rlvmr["ALFWorld"][2] == max(over_rlvmr["ALFWorld"]) == 8.7
+    assert over_rlvmr["ScienceWorld"][1] == max(over_rlvmr["ScienceWorld"]) == 8.6
+    assert table["DERL-full"]["ALFWorld"][0] == 91.8 and table["DERL-full"]["ScienceWorld"][0] == 98.2
+    average = lead("ALFWorld", "average(primitives)", "outcome")
+    assert max(average[:2]) == 14.3 and average[2] == 0.8
+    assert max(lead("ScienceWorld", "DERL-base", "average(primitives)")[:2]) == 11.7
+    assert table["DERL-base"]["ALFWorld"][2] > 2 * table["average(primitives)"]["ALFWorld"][2]
+    for world in ("ALFWorld", "ScienceWorld"):
+        others = [table[row][world] for row in ("outcome", "average(primitives)", "GiGPO", "RLVMR")]
+        assert all(best > max(rest) for best, *rest in zip(table["DERL-base"][world], *others, strict=True))
+        for row in ("DERL-base", "DERL-full"):
+            assert table[row][world][2] > 2 * table["outcome"][world][2]
 
 
 def test_published_numbers(published):
@@ -107,7 +132,7 @@ def test_a_dry_run_at_paper_scale_lists_the_commands_and_what_they_cost(script, 
     commands = [line for line in out.splitlines() if line.startswith("derl-gym ")]
     assert all("--preset paper" in line or " --run " in line or " analyse " in line for line in commands)
     searches = [line for line in commands if line.startswith("derl-gym search ")]
-    assert len(searches) == {"table2": 4, "table4": 9, "figure4": 2, "figure6": 1}[script]
+    assert len(searches) == {"table1": 8, "table2": 4, "table4": 9, "figure4": 3, "figure6": 1}[script]
     assert "inner runs" in out and "GPU hours" in out and " GB\n" in out and NO_RESULT not in out
     assert not (tmp_path / "runs").exists()
 
@@ -129,10 +154,47 @@ def test_a_dry_run_has_the_papers_settings(tmp_path):
     assert four.count("--outer-steps 7") == 9 and "prior=proposer" in four and "model=gpt-4o" in four
     assert "--primitives g1 g3 g4" in four and "--flip g2" in four
     assert "--group-size 4" in four and "--group-size 6" in four and "--group-size 8" not in four, "8 is DERL-base"
-    shared = "GSM8K-Qwen2.5-1.5B-derl-base-7x8-kept"
-    assert shared in four and shared in run("figure6", "--dry-run", "--out", tmp_path)[0]
-    assert "MATH-Qwen2.5-3B-derl-base-8x8-kept" in two
-    assert "MATH-Qwen2.5-3B-derl-base-8x8-kept" in run("figure4", "--dry-run", "--out", tmp_path)[0]
+    one, six = (run(script, "--dry-run", "--out", tmp_path)[0] for script in ("table1", "figure6"))
+    figure, _ = run("figure4", "--dry-run", "--out", tmp_path)
+    shared = "ALFWorld-L2-Qwen2.5-1.5B-Instruct-derl-base-16x8-kept"
+    assert shared in one and shared in six and shared in figure
+    assert "MATH-Qwen2.5-3B-derl-base-8x8-kept" in two and "MATH-Qwen2.5-3B-derl-base-8x8-kept" in figure
+    # 64 programs of each of both tasks of mathematics and a reference run have a cap of 3.5 h, the world's have none.
+    assert "at most 455 GPU hours" in figure and "no estimate of GPU hours for the others" in figure
+
+
+def test_a_dry_run_of_table_1_has_the_papers_settings(tmp_path):
+    out, _ = run("table1", "--dry-run", "--out", tmp_path, "--workers", "8")
+    # Searches of 128 programs (ALFWorld) and 40 (ScienceWorld), DERL-full's of 80 and 24, for L0 with L1, and for L2.
+    # Four seeds of 36 final policies, of which DERL-full's take 10 and 3 rounds at each of three levels.
+    assert "36 run directories" in out and "at most 544 inner runs, 276 final trainings or rounds" in out
+    # ALFWorld: 2 x (128 x 40 + 80 x 10) of search; 12 of each row's trainings, three of 150 and three of 100.
+    assert "ALFWorld: 20,840 epochs of search and final training, 4.8e+21 FLOPs" in out
+    # ScienceWorld: 2 x (40 x 80 + 24 x 33) of search; DERL-full's final trainings take 99.
+    assert "ScienceWorld: 16,972 epochs of search and final training, 5.0e+21 FLOPs" in out
+    commands = [line for line in out.splitlines() if line.startswith("derl-gym ")]
+    warm = [line for line in commands if line.startswith("derl-gym warmstart ")]
+    assert [line.split()[2] for line in warm] == [
+        f"DERL-{world}-{level}-v0" for world in ("ALFWorld", "ScienceWorld") for level in ("L0", "L2")
+    ]
+    for line in commands:
+        for world in ("ALFWorld", "ScienceWorld"):
+            for level in ("L0", "L1", "L2"):
+                if f"DERL-{world}-{level}-v0" in line and "warmstart" not in line:
+                    seen = "L2" if level == "L2" else "L0"
+                    folder = tmp_path / "paper" / f"{world}-{seen}-Qwen2.5-1.5B-Instruct-warm"
+                    assert f"policy={folder}/policy" in line, "games that a level tests are not those of its warm start"
+    finals = [line for line in commands if " train DERL-ALFWorld-L1-v0 " in line]
+    settings = [re.sub(r"--inner policy=\S+|--out .*|--seeds 4 .*--workers 8", "", line).split()[3:] for line in finals]
+    assert settings[:4] == [
+        ["--program", "outcome", "steps=150"],
+        ["--program", "average", "steps=150"],
+        ["--program", "outcome", "algorithm=gigpo", "steps=150"],
+        ["--program", "outcome", "algorithm=rlvmr"],
+    ]
+    assert "ALFWorld-L0-Qwen2.5-1.5B-Instruct-derl-base-16x8" in finals[4] and finals[5].count("--variant full") == 1
+    part, _ = run("table1", "--dry-run", "--out", tmp_path, "--worlds", "ScienceWorld", "--levels", "L1")
+    assert "ALFWorld" not in part and "derl-gym search DERL-ScienceWorld-L0-v0" in part, "whose programs L1 takes"
 
 
 @pytest.mark.parametrize("scale", ["paper", "single-gpu"])
@@ -149,8 +211,8 @@ def smoke(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_what_was_broken_off_goes_on(smoke, data_dir):
-    """Ctrl-C during the first outer step of the search that Table 4 needs as well."""
+def test_what_was_broken_off_goes_on(smoke, data_dir, alfworld):
+    """Ctrl-C during the first outer step of the search that Figure 4 needs as well."""
     process = start("figure6", "--scale", "smoke", "--out", smoke, environment={"PYTHONUNBUFFERED": "1"})
     assert process.stderr is not None
     for line in process.stderr:
@@ -168,7 +230,7 @@ def test_what_was_broken_off_goes_on(smoke, data_dir):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["figure6", "table4", "figure4", "table2"])
-def test_every_script_at_smoke_scale(script, smoke, data_dir, published):
+def test_every_script_at_smoke_scale(script, smoke, data_dir, alfworld, published):
     out, _ = run(script, "--scale", "smoke", "--out", smoke, "--json", smoke / "copy.json")
     parts = {
         "table2": ["TABLE_2"],
@@ -194,6 +256,55 @@ def test_every_script_at_smoke_scale(script, smoke, data_dir, published):
     assert "at most 0 inner runs, 0 final trainings or rounds and 0 test analyses left" in again
     assert records(smoke) == before and "$ derl-gym" not in again
     assert tables(again) == tables(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "levels"), [("ALFWorld", ("L0", "L1")), ("ScienceWorld", ("L2",))])
+def test_table_1_at_smoke_scale(world, levels, tmp_path, request, published):
+    """Generated games and a policy made here: nothing but the world's package is needed."""
+    request.getfixturevalue(world.lower())
+    policy = world_policies.make_policy(tmp_path / "made", [HOW_TO_ANSWER], context=512)
+    given = ("--scale", "smoke", "--out", tmp_path, "--policy", policy, "--worlds", world, "--levels", *levels)
+    places = {"without": ("DERL_GYM_DATA", "ALFWORLD_DATA"), "environment": {"HOME": str(tmp_path)}}
+    out, _ = run("table1", *given, **places)
+    report = json.loads((tmp_path / "smoke" / "table1.json").read_text())
+    rows = {(row["level"], row["row"]): row for row in report["rows"]}
+    assert list(rows) == [(level, name) for name in published["TABLE_1"] for level in levels]
+    kinds = {"ALFWorld": {"pick", "two"}, "ScienceWorld": {"find-plant"}}[world]
+    for (level, name), row in rows.items():
+        assert row["published"] == published["TABLE_1"][name][world][int(level[1])] and str(row["published"]) in out
+        if row["missing"]:
+            assert name.startswith("DERL") and "none of the search's programs" in row["missing"]
+            continue
+        assert set(row["ours"]) == kinds | {"success"} and row["n_test"] == len(kinds)
+        assert row["final_seconds"] > 0 and row["programs"] and row["commands"][0].startswith("derl-gym warmstart ")
+        if level == "L1":
+            assert row["programs"] == rows["L0", name]["programs"] and row["inner_runs"] == 0
+        elif name.startswith("DERL"):
+            assert row["inner_runs"] > 0
+    if world == "ScienceWorld":
+        games = (tmp_path / "smoke" / "ScienceWorld-L2-made-warm" / "episodes.jsonl").read_text()
+        assert "find-living-thing" in games and "find-plant" not in games, "which L2 is tested on"
+    before = records(tmp_path)
+    again, _ = run("table1", *given, **places)
+    assert "at most 0 inner runs, 0 final trainings or rounds and 0 test analyses left" in again
+    assert "warm starts before" not in again and "$ derl-gym" not in again
+    assert records(tmp_path) == before and tables(again) == tables(out)
+
+
+def test_a_world_that_is_not_installed_is_a_reason_and_no_crash(tmp_path):
+    """Its packages are hidden: every row says what to install, nothing is run."""
+    hidden = "import importlib.util as u; f = u.find_spec; "
+    hidden += "u.find_spec = lambda name, *a: None if name in ('alfworld', 'scienceworld') else f(name, *a)"
+    (tmp_path / "sitecustomize.py").write_text(hidden)
+    path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    out, _ = run("table1", "--scale", "smoke", "--out", tmp_path / "runs", environment={"PYTHONPATH": path})
+    assert "ALFWorld needs alfworld: pip install 'derl-gym[alfworld]'" in out and "$ derl-gym" not in out
+    report = json.loads((tmp_path / "runs" / "smoke" / "table1.json").read_text())
+    assert {row["missing"].partition(":")[0] for row in report["rows"]} == {
+        "ALFWorld needs alfworld",
+        "ScienceWorld needs scienceworld",
+    }
 
 
 @pytest.mark.slow
