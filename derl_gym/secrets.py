@@ -27,7 +27,9 @@ _SETTING = re.compile(
 
 
 def redacted(text: str, *more: str) -> str:
-    """The text with every secret of the environment replaced by ``***``, also one quoted as in JSON or in an address.
+    """The text with every secret of the environment replaced by ``***``.
+
+    Secrets quoted as Python, JSON or an address would quote them are found as well.
 
     Args:
         text: Any text.
@@ -95,8 +97,8 @@ def _secrets(*more: str) -> list[str]:
     """The longest first, since one may be part of another. Read anew each time: a variable may be set late."""
     found = {value for value in more if value}
     found |= {value for name, value in os.environ.items() if _names_secret(name) and len(value) >= SHORTEST}
-    for value in list(found):
-        found |= {json.dumps(value)[1:-1], urllib.parse.quote(value, safe="")}
+    found |= {repr(value)[1:-1] for value in found}
+    found |= {json.dumps(value)[1:-1] for value in found} | {urllib.parse.quote(value, safe="") for value in found}
     return sorted(found, key=len, reverse=True)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from derl_gym.programs import InvalidProgram
+from derl_gym.secrets import refuse_secrets
 
 FORMAT = 1
 """Version of an agent's checkpoint folder."""
@@ -72,6 +73,7 @@ class Agent(abc.ABC):
             raise ValueError(f"seed must be a whole number from 0 to 2**63 - 1, not {seed!r}")
         world: Any = envs.unwrapped
         self.options: Any = dataclasses.replace(options or self.Options(), **fields)
+        refuse_secrets(dataclasses.asdict(self.options), f"the options of {type(self).__name__}")
         self.seed = int(seed)
         self.rng = np.random.default_rng(self.seed)
         self.programs = world.programs

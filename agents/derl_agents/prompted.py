@@ -7,11 +7,12 @@ Its weights never change. Needs the ``openai`` package (extra ``prompted``).
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import re
 import urllib.parse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +20,10 @@ import numpy as np
 
 from derl_agents.base import Agent
 from derl_gym.fields import check_fields
+from derl_gym.secrets import redacted
 
+LARGEST_ANSWER = 4_000_000
+"""Bytes of an endpoint's answer that are read; a longer one is no answer."""
 MAX_REPLY = 20_000
 """Characters of a raw reply that are kept."""
 LONGEST_LINE = 1_000
@@ -87,11 +91,15 @@ class PromptedLLM(Agent):
                 f"set the environment variable {self.options.api_key_env} to the endpoint's key, "
                 f"or name a local endpoint with base_url"
             )
+        if self._key and self._key in (self.options.base_url or ""):
+            raise ValueError(f"base_url must hold no credentials: put the key into ${self.options.api_key_env}")
         self._client = openai.OpenAI(
             api_key=self._key or "none",
             base_url=self.options.base_url,
             timeout=self.options.timeout,
             max_retries=self.options.retries,
+            default_headers={"Accept-Encoding": "identity"},  # a packed answer has no size before it is unpacked
+            http_client=openai.DefaultHttpxClient(event_hooks={"response": [_bound]}),
         )
         self.instruction: str = envs.unwrapped.instruction
         self.history: list[list[tuple[str, float]]] = []
@@ -141,7 +149,7 @@ class PromptedLLM(Agent):
                 **limit,
             )
             reply = answer.choices[0].message.content or ""
-            return reply.replace(self._key, "***") if self._key else reply
+            return redacted(reply, self._key)
         except openai.OpenAIError as error:
             reason = f"{type(error).__name__}: {error}"
             cause = error.__cause__
@@ -150,12 +158,10 @@ class PromptedLLM(Agent):
         except (AttributeError, IndexError, TypeError, ValueError) as error:
             reason = f"the reply is no chat completion ({type(error).__name__}: {error})"
         # Raised outside the except block: the original, which may quote the key, must not be chained to it.
-        where = self._client.base_url
-        if self._key:
-            reason = reason.replace(self._key, "***")
+        reason = redacted(reason, self._key)
         raise ConnectionError(
-            f"no reply from {where} for model {self.options.model!r} after {self.options.retries + 1} attempts "
-            f"at most: {reason[:500]}"
+            f"no reply from {self._client.base_url} for model {self.options.model!r} after "
+            f"{self.options.retries + 1} attempts at most: {reason[:500]}"
         )
 
     def write_state(self, folder: Path) -> None:
@@ -178,8 +184,8 @@ def read_programs(reply: str, n: int) -> list[str]:
     repaired: ``g1 if g2`` stays what it is, an invalid proposal.
     """
     reply = re.sub(r"<think>.*?(</think>|\Z)", "", reply, flags=re.DOTALL)
-    programs = [program for line in reply.splitlines() if (program := program_of(line))]
-    return (programs + [""] * n)[:n]
+    programs = list(itertools.islice(filter(None, map(program_of, reply.splitlines())), n))
+    return programs + [""] * (n - len(programs))
 
 
 def program_of(line: str) -> str:
@@ -200,3 +206,26 @@ def program_of(line: str) -> str:
     line = re.sub(r"g_\{?(\d+)\}?", r"g\1", line).strip("`'\"$*;,. \t")
     prose = re.match(r"[A-Za-z]+\s+[A-Za-z]", line) or len(re.findall(r"[A-Za-z]{3,}", line)) > 2
     return "" if prose or not re.search(r"g\d", line) else re.sub(r"\s+", "", line)
+
+
+def _bound(response: Any) -> None:
+    """Stop reading an answer that is too long; an event hook of httpx, which reads every answer as a whole."""
+    if (packed := response.headers.get("content-encoding", "identity")) != "identity":
+        raise ValueError(f"the endpoint packs its answers ({packed}), which it was asked not to do")
+    whole = response.stream
+
+    class Bounded(type(whole)):  # whichever of httpx's versions this is, it takes streams of its own class alone
+        def __init__(self) -> None:
+            pass
+
+        def __iter__(self) -> Iterator[bytes]:
+            size = 0
+            for part in whole:
+                if (size := size + len(part)) > LARGEST_ANSWER:
+                    raise ValueError(f"the answer is longer than {LARGEST_ANSWER:,} bytes")
+                yield part
+
+        def close(self) -> None:
+            whole.close()
+
+    response.stream = Bounded()

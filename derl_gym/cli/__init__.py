@@ -10,7 +10,9 @@ import io
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
+from types import TracebackType
 from typing import Annotated
 
 import tyro
@@ -29,6 +31,7 @@ from derl_gym.cli.search import COMPARE_FILE, Resume, Search
 from derl_gym.cli.train import Train
 from derl_gym.cli.warmstart import Warmstart
 from derl_gym.report.runs import SEARCH_FILE
+from derl_gym.secrets import redacted
 from derl_gym.trials.database import LedgerError
 
 _Commands = (
@@ -63,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"derl-gym {__version__}")
         return 0
     debug = False
+    if arguments is None:
+        sys.excepthook = _show  # of --debug
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a table's lines are no reason to fail where only ASCII is known
@@ -112,5 +117,10 @@ def _stop(debug: bool, error: Exception, message: str, code: int) -> int:
 
 def _complain(message: str, code: int) -> int:
     first, _, _ = message.partition("\nTraceback")  # of another process: its last line is in the message already
-    print(f"derl-gym: {' '.join(first.split())}", file=sys.stderr)
+    print(f"derl-gym: {redacted(' '.join(first.split()))}", file=sys.stderr)
     return code
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """A traceback as Python prints it, keys and passwords redacted."""
+    print(redacted("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)

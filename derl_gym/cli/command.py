@@ -22,6 +22,7 @@ from gymnasium.vector import VectorEnv
 
 import derl_gym  # noqa: F401  (registers the ids)
 from derl_gym.envs.settings import make_settings
+from derl_gym.secrets import refuse_secrets
 
 INNER_RUN = ("torch", "transformers", "trl", "accelerate", "datasets", "safetensors", "peft", "math_verify")
 """Packages of the extra ``train``, by their import names."""
@@ -109,7 +110,7 @@ def pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
     """Read KEY=VALUE arguments. A value is JSON or a Python literal; anything else is a string.
 
     Raises:
-        ValueError: for an argument that is no pair, or a key that comes twice.
+        ValueError: for an argument that is no pair, a key that comes twice, or a secret: settings are written down.
     """
     found: dict[str, Any] = {}
     for text in texts:
@@ -119,6 +120,7 @@ def pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
         if key in found:
             raise ValueError(f"{flag} got {key} twice")
         found[key] = _value(value)
+    refuse_secrets(found, flag)
     return found
 
 

@@ -22,6 +22,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed
 
+from derl_gym.secrets import redacted
+
 T = TypeVar("T")
 Target = Callable[[dict[str, Any], Path], dict[str, Any]]
 
@@ -124,7 +126,7 @@ def _rank(target: Target, payload: dict[str, Any], folder: Path, rank: int, coun
     except BaseException as error:
         print(f"rank {rank}:\n{traceback.format_exc()}", file=sys.stderr, flush=True)
         report = {"error": f"{type(error).__name__}: {error}", "when": time.monotonic()}
-    (folder / f"rank-{rank}.json").write_text(json.dumps(report))
+    (folder / f"rank-{rank}.json").write_text(redacted(json.dumps(report)))
     sys.stdout.flush()
     os._exit(1 if "error" in report else 0)  # past the exit handlers that the parent has registered
 

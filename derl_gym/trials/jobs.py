@@ -14,6 +14,8 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from derl_gym.secrets import redact_file, redacted
+
 
 @dataclasses.dataclass(frozen=True)
 class Job:
@@ -113,6 +115,8 @@ def read_result(job: Job, status: int, timed_out: bool) -> tuple[dict[str, Any] 
         The result and ``None``, or ``None`` and the failure in words.
     """
     folder = Path(job.folder)
+    with contextlib.suppress(OSError):
+        redact_file(folder / "log.txt")
     if timed_out:
         failure = f"exceeded its limit of {job.timeout:g} s"
     elif status == 0:
@@ -142,7 +146,8 @@ def describe_exit(status: int) -> str:
 
 
 def explain(failure: str, log: Path | None = None) -> str:
-    """A failure, shortened, with what helps against those that users meet most, and where to read on."""
+    """A failure, redacted and shortened, with what helps against those that users meet most, and where to read on."""
+    failure = redacted(failure)
     failure = failure if len(failure) <= 500 else f"{failure[:500]} ..."
     words = failure.lower()
     if any(sign in words for sign in ("out of memory", "memoryerror", "cannot allocate memory")):

@@ -84,6 +84,7 @@ class Ledger(RunDirectory):
     Raises:
         LockedRunDirectory: another process has it open for writing; the message names its pid.
         RunDirectoryMismatch: ``config`` differs from the recorded one; the message lists the differing keys.
+        ValueError: ``config`` holds a secret (:mod:`derl_gym.secrets`); everything else that is written is redacted.
         LedgerError: no ledger there (and no ``config``), not a ledger, newer schema, damaged, no permission,
             disk full. Every other method raises it as well when the file cannot be read or written any more.
 

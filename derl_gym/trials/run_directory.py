@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from derl_gym.secrets import refuse_secrets
 from derl_gym.trials.database import Database, LedgerError, explained
 
 
@@ -56,6 +57,7 @@ class RunDirectory:
         self.readonly = readonly
         self._lock: int | None = None
         wanted = None if config is None else json.loads(json.dumps(dict(config)))
+        refuse_secrets(wanted, "the configuration of this search")
         if wanted is None and not self.path.is_file():
             raise LedgerError(f"there is no ledger in {self.run_dir}")
         if not readonly:

@@ -26,6 +26,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from derl_gym.secrets import redacted
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -195,7 +197,7 @@ def run_job(job: dict[str, Any]) -> NoReturn:
             _write(folder / "result.json", result)
             status = 0
         except BaseException as error:
-            print(traceback.format_exc(), file=sys.stderr)
+            print(redacted(traceback.format_exc()), file=sys.stderr)
             message = {
                 "type": type(error).__name__,
                 "message": str(error),
@@ -222,7 +224,7 @@ def _resolve(target: str) -> Callable[[dict[str, Any], Path], Any]:
 
 def _write(path: Path, value: dict[str, Any]) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(value))
+    aside.write_text(redacted(json.dumps(value)))
     os.replace(aside, path)
 
 

@@ -1,12 +1,17 @@
 """The prompted agent: its prompts, its reading of replies, its failures, and a real server."""
 
+import contextlib
+import gzip
+import http.server
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
+import tracemalloc
 import urllib.request
 
 import numpy as np
@@ -128,6 +133,51 @@ def test_raw_replies_are_kept_and_bounded(agent, stub_server, tmp_path):
     agent.save(tmp_path)
     (entry,) = [json.loads(line) for line in (tmp_path / "replies.jsonl").read_text().splitlines()]
     assert entry["step"] == 0 and entry["reply"].startswith("g1 xxx") and len(entry["reply"]) == 20_000
+
+
+@pytest.mark.parametrize(("status", "packed"), [(200, False), (503, False), (200, True)])
+def test_an_endless_answer_is_not_read_to_its_end(make_envs, monkeypatch, status, packed):
+    """50 MB without a length, or packed into 50 kB; neither may fill the memory."""
+    sent, body = [], gzip.compress(bytes(50_000_000)) if packed else b""
+
+    class Endless(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            if packed:
+                self.send_header("Content-Encoding", "gzip")
+            self.end_headers()
+            with contextlib.suppress(OSError):
+                if packed:
+                    self.wfile.write(body)
+                for _ in range(0 if packed else 500):
+                    sent.append(self.wfile.write(b"g1 " * 33_333))
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Endless)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    agent = PromptedLLM(make_envs(), base_url=f"http://127.0.0.1:{server.server_port}/v1", retries=0)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConnectionError, match="packs its answers" if packed else "longer than 4,000,000 bytes"):
+            agent.ask({}, {})
+        assert tracemalloc.get_traced_memory()[1] < 25_000_000
+    finally:
+        tracemalloc.stop()
+        server.shutdown()
+        server.server_close()
+    assert sum(sent) < 25_000_000, "the rest was never sent"
+
+
+def test_a_key_in_the_address_is_refused(make_envs, monkeypatch):
+    monkeypatch.setenv("LOGIN", "short")  # no name of a secret, but the agent was told that it is one
+    with pytest.raises(ValueError, match=r"put the key into \$LOGIN") as caught:
+        PromptedLLM(make_envs(), base_url="http://host/v1?key=short", api_key_env="LOGIN")
+    assert "short" not in str(caught.value)
 
 
 def test_the_key_is_sent_and_never_written(agent, stub_server, tmp_path):
