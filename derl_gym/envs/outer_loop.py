@@ -25,7 +25,7 @@ from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folde
 from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, trial_folder, what_next
 from derl_gym.envs.reference import training_flops
 from derl_gym.envs.settings import MACHINE, Scored, Settings, layered
-from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.config import CLOCKWORK, InnerConfig
 from derl_gym.programs import Analysis, Grammar, InvalidProgram, ProgramSpace, RewardProgram
 from derl_gym.tasks import Split, load_task
 from derl_gym.trials.ledger import Ledger
@@ -306,7 +306,7 @@ class OuterLoop:
 
     def _identity_with(self, config: InnerConfig, trained_as: str, seed: int, policy: str) -> str:
         inner = dataclasses.asdict(config)
-        for unseen in ("timeout", "policy"):
+        for unseen in (*CLOCKWORK, "policy"):
             del inner[unseen]
         task = [self.settings.task, self.task.version, self.settings.task_options, sorted(self.settings.flip)]
         what = {"task": task, "data": self.hashes(*SEARCHED), "program": trained_as, "seed": seed}

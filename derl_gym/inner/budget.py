@@ -51,6 +51,7 @@ class Budget(TrainerCallback):
         tokens: Prompt and completion tokens seen so far, by all ranks (``TrainerState.num_input_tokens_seen``).
         steps: Optimiser steps done.
         flops: Estimated operations of generating and training on them.
+        earlier: Seconds of training before the checkpoint that this one goes on from.
     """
 
     def __init__(self, config: InnerConfig, parameters: float, passes: float) -> None:
@@ -60,6 +61,7 @@ class Budget(TrainerCallback):
         self.reason = ""
         self.tokens = 0
         self.steps = 0
+        self.earlier = 0.0
         self.started = time.monotonic()
 
     @property
@@ -67,15 +69,22 @@ class Budget(TrainerCallback):
         """Estimated operations so far."""
         return self.passes * FORWARD_FLOPS * self.parameters * self.tokens
 
+    @property
+    def seconds(self) -> float:
+        """Wall-clock seconds of training so far."""
+        return self.earlier + time.monotonic() - self.started
+
     def on_train_begin(self, args, state, control, **kwargs):
-        """Start the clock."""
+        """Start the clock; what was counted before a checkpoint counts."""
         self.started = time.monotonic()
+        self.tokens = int(state.num_input_tokens_seen)
+        self.steps = state.global_step
 
     def on_step_end(self, args, state, control, **kwargs):
         """Look at the caps."""
         self.tokens = int(state.num_input_tokens_seen)
         self.steps = state.global_step
-        seconds = time.monotonic() - self.started
+        seconds = self.seconds
         if self.config.max_seconds is not None:  # clocks differ, and the ranks have to stop at the same step
             seconds = gathered(seconds)[0]
         for cap, spent, unit in (

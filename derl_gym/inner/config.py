@@ -43,6 +43,9 @@ COMPUTED = {
 }
 """Arguments of ``trl.GRPOConfig`` that ``train.trainer_arguments`` computes -> the setting that decides them."""
 
+CLOCKWORK = ("timeout", "checkpoint_seconds")
+"""Settings on which no score depends: they may change when a search is taken up again."""
+
 
 @dataclasses.dataclass(frozen=True)
 class InnerConfig:
@@ -120,6 +123,9 @@ class InnerConfig:
     """The same, as a multiple of what training with the outcome reward takes: the environment measures that first."""
     timeout: float | None = 3600.0
     """Wall-clock seconds after which the whole process group is killed: a failed run, retried."""
+    checkpoint_seconds: float | None = 1800.0
+    """Seconds of training after which its state is saved, again and again. A run that was killed goes on from there,
+    when it is retried and when the command is called again. ``None``: never; 0: after every generation phase."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the trained weights. At a learning rate of 1e-6 an update is lost in bfloat16's rounding: train all
     weights in float32 and compute in ``mixed_precision``, or train adapters on bfloat16 weights."""
@@ -148,7 +154,7 @@ class InnerConfig:
         ones += " eval_max_completion_length eval_batch_size eval_samples eval_examples lora_rank gpus"
         ones += " max_turns max_episode_tokens world_workers"
         positive = "epochs max_seconds max_tokens max_flops max_flops_ratio timeout temperature lora_alpha vllm_memory"
-        free = "learning_rate adam_epsilon max_grad_norm beta eval_temperature"
+        free = "learning_rate adam_epsilon max_grad_norm beta eval_temperature checkpoint_seconds"
         least: dict[str, float] = {
             **dict.fromkeys([*ones.split(), "vllm_tensor_parallel"], 1),
             **dict.fromkeys(free.split(), 0),

@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from derl_gym.inner.config import CLOCKWORK
+
 LIBRARIES = ("torch", "transformers", "trl", "vllm")
 
 
@@ -28,7 +30,7 @@ def configuration_hash(payload: Mapping[str, Any]) -> str:
     Returns:
         24 hex digits of a SHA-256.
     """
-    config = {key: value for key, value in payload["config"].items() if key not in ("timeout", "policy")}
+    config = {key: value for key, value in payload["config"].items() if key not in (*CLOCKWORK, "policy")}
     options = {key: value for key, value in (payload.get("task_options") or {}).items() if key != "data_dir"}
     told = [payload["task"], options, sorted(payload.get("flip", ())), config, payload.get("data", {})]
     return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()[:24]

@@ -30,6 +30,7 @@ class InnerResult:
         scores: Accuracy by benchmark; empty where the examples name none.
         prompt_style: ``"chat"`` or ``"plain"``.
         steps: Optimiser steps done.
+        of_steps: Those of the whole training where this run was to pause before its end, and has; else 0.
         tokens: Prompt and completion tokens seen in training.
         flops: Estimated floating point operations, training and evaluation together.
         eval_flops: The evaluation's part of them.
@@ -58,6 +59,7 @@ class InnerResult:
     scores: dict[str, float] = dataclasses.field(default_factory=dict)
     prompt_style: str = ""
     steps: int = 0
+    of_steps: int = 0
     tokens: int = 0
     flops: float = 0.0
     eval_flops: float = 0.0

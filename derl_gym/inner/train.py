@@ -11,7 +11,6 @@ import difflib
 import os
 import resource
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 
 from derl_gym.hub import use_cache_without_network
 from derl_gym.inner.budget import FORWARD_FLOPS, Budget, flops_per_token, training_passes
+from derl_gym.inner.checkpoint import Checkpoints
 from derl_gym.inner.config import PASSED_ON, InnerConfig
 from derl_gym.inner.curve import sampling_logp_difference, with_logged
 from derl_gym.inner.episodes import Conversation, EpisodeTrainer, Playing, limits_of, worlds_of
@@ -45,6 +45,7 @@ from derl_gym.inner.generate import (
     vllm_generate,
     vllm_sample,
 )
+from derl_gym.inner.marks import FOLDER
 from derl_gym.inner.prompts import Prompt, Style, longest_prompt, prompt_of, resolve_style, stop_ids, token_ids
 from derl_gym.inner.provenance import configuration_hash, installation
 from derl_gym.inner.ranks import device_name, gathered, keep_gpus, run_ranks, world
@@ -116,8 +117,10 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
         payload: ``task`` (``"module:Class"``), ``task_options``, ``flip``, ``program``, ``primitives`` (allowed
             names or ``None``), ``policy`` (hub name or folder), ``config`` (InnerConfig fields), ``seed``,
             ``train_split``, ``eval_split`` (``None``: train only), ``save_policy``, and ``data``: what the splits'
-            hashes have to be (split -> sha256 of ``Task.record``; unnamed ones are not checked).
-        folder: Where the trained policy is kept, as ``folder/policy``, when ``save_policy`` is set.
+            hashes have to be (split -> sha256 of ``Task.record``; unnamed ones are not checked). And, where they
+            are wanted, ``until`` and ``continues``: see :class:`derl_gym.inner.checkpoint.Checkpoints`.
+        folder: Where the trained policy is kept, as ``folder/policy``, when ``save_policy`` is set. A run that was
+            killed goes on from the last whole checkpoint in it.
 
     Returns:
         :class:`InnerResult` as a dictionary; its status is ``"scored"`` or ``"invalid"``. Whatever else goes
@@ -157,13 +160,14 @@ def _train_and_score(
     reward = ProgramReward(program, task, examples)
     parameters = flops_per_token(model)
     budget = Budget(config, parameters, training_passes(arguments, config.lora_rank is not None))
+    checkpoints = Checkpoints(payload, folder, config, reward.rows, budget)
     grpo_trainer.VLLMGeneration = Engine  # type: ignore[attr-defined]
     settings: dict[str, Any] = {
         "model": model,
         "reward_funcs": reward,
         "args": arguments,
         "processing_class": tokenizer,
-        "callbacks": [budget],
+        "callbacks": [budget, checkpoints],  # in this order: a training that a cap has ended does not pause
         "peft_config": adapters(config),
     }
     playing = None
@@ -181,18 +185,18 @@ def _train_and_score(
     # rollouts, but those that share an engine have to.
     set_seed(seed + world()[0] // config.vllm_tensor_parallel)
 
-    started = time.monotonic()
     invalid = ""
     try:
-        trainer.train()
+        trainer.train(resume_from_checkpoint=checkpoints.last())
     except UndefinedReward as error:
         invalid = f"undefined reward at step {budget.steps + 1}: {error}"
     spent: dict[str, Any] = {
         "curve": with_logged(reward.rows, trainer),
         "steps": budget.steps,
+        "of_steps": checkpoints.of_steps,
         "tokens": budget.tokens,
         "flops": budget.flops,
-        "train_seconds": time.monotonic() - started,
+        "train_seconds": budget.seconds,
         "backend": backend,
         "prompt_style": style,
         "sampling_logp_difference": sampling_logp_difference(trainer),
@@ -230,7 +234,7 @@ def _train_and_score(
             merged(trainer).save_pretrained(policy)
             tokenizer.save_pretrained(policy)
     return InnerResult(
-        "scored", reason=budget.reason, policy=policy, peak_memory=peak_memory(), **scores, **spent
+        "scored", reason=budget.reason or checkpoints.reason, policy=policy, peak_memory=peak_memory(), **scores, **spent
     ).to_dict()
 
 
@@ -322,7 +326,7 @@ def trainer_arguments(
     precision = autocast_dtype(config)
     arguments: dict[str, Any] = {name: getattr(config, field) for field, name in PASSED_ON.items()}
     arguments |= {
-        "output_dir": str(folder / "trainer"),
+        "output_dir": str(folder / FOLDER),
         "seed": seed,
         "data_seed": seed,
         "use_cpu": not torch.cuda.is_available(),

@@ -276,6 +276,16 @@ def test_an_inner_run_trains_and_scores(tmp_path: Path, policy: str) -> None:
     assert run(tmp_path, policy, seed=6)["curve"] != result["curve"]
 
 
+@pytest.mark.slow
+def test_a_training_that_has_paused_goes_on(tmp_path: Path, policy: str) -> None:
+    inner = {"steps": 3}
+    whole = run(tmp_path / "whole", policy, inner=inner)
+    first = run(tmp_path / "first", policy, inner=inner, until=0.3, eval_split=None)
+    assert (first["steps"], first["of_steps"], first["score"]) == (1, 3, None)
+    rest = run(tmp_path / "rest", policy, inner=inner, continues=str(tmp_path / "first"))
+    assert reproducible(rest) == reproducible(whole)
+
+
 def test_what_reaches_the_loss(tmp_path: Path, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A group plays one game; masks and tokens are those of the episodes; all tokens are counted."""
     seen: list[tuple[Any, Any]] = []
