@@ -22,6 +22,7 @@ from derl_gym.tasks.base import task_class
 from derl_gym.trials.devices import leases
 from derl_gym.trials.ledger import Ledger, RunDirectoryMismatch
 from derl_gym.trials.pool import Job, LocalPool, Outcome
+from derl_gym.trials.private import write_private
 
 LOG = logging.getLogger("derl_gym")
 Rule = Literal["last", "best"]
@@ -372,8 +373,5 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
             if outcome.result is None:
                 raise InfrastructureFailure(f"evaluating the policy of trial {outcome.id} failed: {outcome.failure}")
             scores[outcome.id] = outcome.result["score"]
-    path = ledger.run_dir / TEST_ANALYSIS
-    aside = path.with_suffix(".aside")
-    aside.write_text(json.dumps(scores, indent=1))
-    os.replace(aside, path)
+    write_private(ledger.run_dir / TEST_ANALYSIS, json.dumps(scores, indent=1))
     return scores

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from pathlib import Path
 from typing import Annotated, Any, Self
 
@@ -18,6 +17,7 @@ from derl_gym.fields import check_fields
 from derl_gym.report import summary_table
 from derl_gym.report.runs import SEARCH_FILE, load_runs
 from derl_gym.trials.database import explained
+from derl_gym.trials.private import private_folder, write_private
 
 COMPARE_FILE = "compare.json"
 MACHINE = ("workers", "cache_dir", "on_infrastructure_failure")
@@ -139,11 +139,9 @@ def refuse_comparison(folder: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that is there whole or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
     with explained(path.parent):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(value, indent=1) + "\n")
-        os.replace(aside, path)
+        private_folder(path.parent)
+        write_private(path, json.dumps(value, indent=1) + "\n")
 
 
 def show_results(folder: Path) -> None:

@@ -170,6 +170,6 @@ def _write(out: Path, page: str) -> Path:
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=out.parent, suffix=".html", delete=False) as file:
         file.write(page)
-    os.chmod(file.name, 0o644)
+    os.chmod(file.name, 0o644 & out.parent.stat().st_mode)  # as open as its folder: a run directory's is private
     os.replace(file.name, out)
     return out

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from derl_gym.trials.database import Database, LedgerError, explained
+from derl_gym.trials.private import make_private
 from derl_gym.trials.run_directory import now
 
 SCHEMA = """
@@ -40,6 +41,7 @@ def new_checkpoint(database: Database, run_dir: Path, episode: int, step: int, k
     try:
         yield aside
         with explained(home):
+            make_private(aside)
             _sync([*aside.rglob("*"), aside])
             os.rename(aside, home / name)
             _sync([home])

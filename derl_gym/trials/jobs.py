@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from derl_gym.secrets import redact_file, redacted
+from derl_gym.trials.private import make_private, private_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ def check_distinct(jobs: list[Job]) -> None:
 def prepare_folder(job: Job) -> Path:
     """Make the job's folder and clear it of what an earlier attempt left; returns its absolute path."""
     folder = Path(job.folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     for name in ("result.json", "error.json"):
         (folder / name).unlink(missing_ok=True)
     return folder
@@ -117,6 +118,7 @@ def read_result(job: Job, status: int, timed_out: bool) -> tuple[dict[str, Any] 
     folder = Path(job.folder)
     with contextlib.suppress(OSError):
         redact_file(folder / "log.txt")
+        make_private(folder)
     if timed_out:
         failure = f"exceeded its limit of {job.timeout:g} s"
     elif status == 0:

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from derl_gym.secrets import refuse_secrets
 from derl_gym.trials.database import Database, LedgerError, explained
+from derl_gym.trials.private import private_folder
 
 
 class LockedRunDirectory(LedgerError):
@@ -62,7 +63,7 @@ class RunDirectory:
             raise LedgerError(f"there is no ledger in {self.run_dir}")
         if not readonly:
             with explained(self.run_dir):
-                self.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+                private_folder(self.run_dir)
                 self._lock = _lock(self.run_dir / "lock")
         try:
             if not readonly:
@@ -144,7 +145,14 @@ class RunDirectory:
 
 
 def _lock(path: Path) -> int:
-    """Take the run directory's lock; the kernel frees it when this process ends, however it ends."""
+    """Take the run directory's lock.
+
+    It is the kernel's (``flock``), held as long as the file is open: a process that has ended holds none, however it
+    ended, and no age or process id is judged. That is so on a disk of this machine. On NFS, Linux asks the server for
+    the lock, so that it keeps off other machines too, unless the mount says ``local_lock`` or ``nolock``; the lock of a
+    machine that died then lasts until the server gives it up. SQLite's write-ahead log, however, cannot be shared by
+    machines over any network file system, so even readers belong on the writer's machine there.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from derl_gym.secrets import redacted
+from derl_gym.trials.private import write_private
 
 PR_SET_PDEATHSIG = 1
 
@@ -223,9 +224,7 @@ def _resolve(target: str) -> Callable[[dict[str, Any], Path], Any]:
 
 
 def _write(path: Path, value: dict[str, Any]) -> None:
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(redacted(json.dumps(value)))
-    os.replace(aside, path)
+    write_private(path, redacted(json.dumps(value)))
 
 
 def _redirect(log: Path, header: str) -> None:

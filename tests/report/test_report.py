@@ -247,6 +247,16 @@ def test_the_report_leaves_a_search_alone(tmp_path, write_search):
     assert {name: (tmp_path / "run" / name).read_bytes() for name in before} == before
 
 
+@pytest.mark.parametrize(("folder_mode", "file_mode"), [(0o700, 0o600), (0o750, 0o640), (0o755, 0o644)])
+def test_the_page_is_as_private_as_its_folder(tmp_path, write_search, folder_mode, file_mode):
+    """A run directory is for the user alone; a page that is written elsewhere is meant to be shown."""
+    write_search(tmp_path / "run")
+    (tmp_path / "shown").mkdir()
+    (tmp_path / "shown").chmod(folder_mode)
+    page = write_report([tmp_path / "run"], tmp_path / "shown" / "report.html")
+    assert page.stat().st_mode & 0o777 == file_mode
+
+
 def test_an_inner_run_that_two_searches_share_counts_once(tmp_path, write_search):
     for agent in ("random", "derl"):
         write_search(tmp_path / agent, agent=agent, seed=0, groups=[("g1",)])
