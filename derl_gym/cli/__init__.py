@@ -24,6 +24,7 @@ from derl_gym.cli.analyse import Analyse
 from derl_gym.cli.command import Command, Failed
 from derl_gym.cli.compare import Compare
 from derl_gym.cli.doctor import Doctor
+from derl_gym.cli.export import Export
 from derl_gym.cli.programs import Audit, Envs
 from derl_gym.cli.report import Report
 from derl_gym.cli.score import Score
@@ -45,6 +46,7 @@ _Commands = (
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Analyse, tyro.conf.subcommand("analyse")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
     | Annotated[Resume, tyro.conf.subcommand("resume")]
     | Annotated[Doctor, tyro.conf.subcommand("doctor")]
 )

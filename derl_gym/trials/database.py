@@ -113,6 +113,17 @@ class Database:
             return [dict(row) for row in self._db.execute(query, [plain(value) for value in values])]
 
     @contextlib.contextmanager
+    def moment(self) -> Iterator[None]:
+        """Within the block, what is read is as it was at its beginning; nothing may be written in it."""
+        with explained(self.path):
+            self._db.execute("BEGIN")
+            try:
+                self._tables()  # the first look decides on the moment
+                yield
+            finally:
+                self._db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """What is written in the block is committed at its end, all or nothing."""
         if self.readonly:

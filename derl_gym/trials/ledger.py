@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -456,6 +456,18 @@ class Ledger(RunDirectory):
             {**_decoded(row), "programs": json.loads(row["programs"]), "again": bool(row["again"])}
             for row in self._db.rows("SELECT * FROM finals ORDER BY id")
         ]
+
+    def moment(self) -> AbstractContextManager[None]:
+        """Within the block everything is read as it is at its beginning, whatever the writer adds meanwhile."""
+        return self._db.moment()
+
+    def batches(self, table: str, size: int = 1000) -> Iterator[list[dict[str, Any]]]:
+        """The rows of a table as they are stored, in the order of their making, some at a time."""
+        last = 0
+        query = f"SELECT rowid AS place, * FROM {table} WHERE rowid > ? ORDER BY rowid LIMIT ?"
+        while rows := self._db.rows(query, last, size):
+            last = rows[-1]["place"]
+            yield rows
 
     def _group(self, episode: int, step: int) -> list[dict[str, Any]]:
         query = "SELECT * FROM proposals WHERE episode = ? AND step = ? ORDER BY slot"
