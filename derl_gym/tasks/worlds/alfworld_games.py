@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from derl_gym.tasks.worlds.alfworld_data import GAME_FILE, PARTS, TYPES
@@ -51,13 +51,21 @@ UNSEEN = {"Desk", "Drawer", "Pen", "Cup", "Egg"}
 """Goals and objects of valid_unseen's games alone."""
 
 
-def generate(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
+def generate(
+    folder: Path,
+    counts: dict[str, int],
+    seed: int = 0,
+    kinds: Sequence[str] = tuple(TYPES.values()),
+    receptacles: Mapping[str, int] = RECEPTACLES,
+) -> None:
     """Write games below a folder, laid out like the published ones.
 
     Args:
         folder: Gets the parts as folders.
-        counts: Part -> games of each of the six types.
+        counts: Part -> games of each type.
         seed: Of all that is drawn.
+        kinds: Types of games.
+        receptacles: What a room has. All goals have to be among them, and the machines of the types.
 
     Raises:
         ImportError: alfworld is not installed.
@@ -70,9 +78,9 @@ def generate(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
     domain, grammar = Path(ALFRED_PDDL_PATH).read_text(), Path(ALFRED_TWL2_PATH).read_text()
     for part, count in counts.items():
         for long_name, kind in TYPES.items():
-            for number in range(count):
+            for number in range(count if kind in kinds else 0):
                 draw = random.Random(f"{seed} {part} {kind} {number}")
-                room = _Room(draw, kind, part == "valid_unseen")
+                room = _Room(draw, kind, part == "valid_unseen", receptacles)
                 goal = gdict[long_name]
                 words = {"obj": room.object, "recep": room.goal, "toggle": "DeskLamp", "mrecep": "None"}
                 sentence = draw.choice(goal["templates"]).format(**{k: v.lower() for k, v in words.items()})
@@ -92,19 +100,19 @@ def generate(folder: Path, counts: dict[str, int], seed: int = 0) -> None:
 class _Room:
     """A room in which a game of some kind can be won."""
 
-    def __init__(self, draw: random.Random, kind: str, unseen: bool) -> None:
+    def __init__(self, draw: random.Random, kind: str, unseen: bool, receptacles: Mapping[str, int]) -> None:
         self.kind = kind
         kinds = {name: able for able, names in OBJECTS.items() for name in names}
         self.object = draw.choice([o for o in kinds if kinds[o] in ABLE[kind] and (o in UNSEEN) == unseen])
         self.goal = draw.choice([goal for goal in GOALS if (goal in UNSEEN) == unseen])
-        self.receptacles = [f"{name}_{i}" for name, n in RECEPTACLES.items() for i in range(1, n + 1)]
+        self.receptacles = [f"{name}_{i}" for name, n in receptacles.items() for i in range(1, n + 1)]
         elsewhere = [place for place in self.receptacles if _type(place) not in (self.goal, *MACHINES.values())]
         self.target = draw.choice([place for place in self.receptacles if _type(place) == self.goal])
         copies = {name: 1 for name in draw.sample(sorted(kinds), 4)} | {self.object: 2 if kind == "two" else 1}
         # Wanted objects lie anywhere but at their goal, in the closed as well as in the open.
         self.where = {f"{name}_{i}": draw.choice(elsewhere) for name, n in copies.items() for i in range(1, n + 1)}
         self.where["DeskLamp_1"] = draw.choice([place for place in elsewhere if _type(place) not in OPENABLE])
-        self.kinds = kinds
+        self.kinds, self.receptacle_types = kinds, tuple(receptacles)
 
     def problem(self, goal: str) -> str:
         """The room as a PDDL problem that ends with the goal."""
@@ -112,7 +120,7 @@ class _Room:
         objects = ["agent1 - agent", "loc_start - location"]
         objects += [f"loc_{i} - location" for i in range(len(self.receptacles))]
         objects += [f"{names[r]} - receptacle" for r in self.receptacles] + [f"{names[o]} - object" for o in self.where]
-        objects += [f"{name}Type - rtype" for name in RECEPTACLES]
+        objects += [f"{name}Type - rtype" for name in self.receptacle_types]
         objects += [f"{name}Type - otype" for name in (*self.kinds, "DeskLamp")]
         facts = ["atLocation agent1 loc_start"]
         for i, place in enumerate(self.receptacles):
@@ -130,7 +138,7 @@ class _Room:
             facts += [f"pickupable {names[name]}"]
             able = self.kinds[_type(name)]
             facts += [f"{word} {names[name]}" for word in ("cleanable", "heatable", "coolable") if able in ABLE["heat"]]
-        facts += [f"canContain {place}Type {name}Type" for place in RECEPTACLES for name in self.kinds]
+        facts += [f"canContain {place}Type {name}Type" for place in self.receptacle_types for name in self.kinds]
         listed, stated = "\n".join(objects), "\n".join(f"({fact})" for fact in facts)
         return f"(define (problem made)\n(:domain alfred)\n(:objects\n{listed}\n)\n(:init\n{stated}\n)\n{goal}"
 
