@@ -116,9 +116,7 @@ def read_result(job: Job, status: int, timed_out: bool) -> tuple[dict[str, Any] 
         The result and ``None``, or ``None`` and the failure in words.
     """
     folder = Path(job.folder)
-    with contextlib.suppress(OSError):
-        redact_file(folder / "log.txt")
-        make_private(folder)
+    seal(folder)
     if timed_out:
         failure = f"exceeded its limit of {job.timeout:g} s"
     elif status == 0:
@@ -135,6 +133,13 @@ def read_result(job: Job, status: int, timed_out: bool) -> tuple[dict[str, Any] 
                 error = json.loads((folder / "error.json").read_text())
                 failure = f"{error['type']}: {error['message'].strip()}".removesuffix(": ")
     return None, explain(failure, folder / "log.txt")
+
+
+def seal(folder: Path) -> None:
+    """Redact the log of a job that has ended, and make its folder private; as far as the disk lets us."""
+    with contextlib.suppress(OSError):
+        redact_file(folder / "log.txt")
+        make_private(folder)
 
 
 def describe_exit(status: int) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 
 import derl_gym
 from derl_gym.trials.devices import visible_devices
-from derl_gym.trials.jobs import Job, Outcome, Started, explain, prepare_folder
+from derl_gym.trials.jobs import Job, Outcome, Started, explain, prepare_folder, seal
 from derl_gym.trials.pool import LocalPool, PoolError, kept_warm
 from derl_gym.trials.pools import Pool
 
@@ -269,6 +269,7 @@ def _keep(files: dict[str, str], folder: Path) -> None:
         for name, text in files.items():
             with (folder / Path(name).name).open("a" if name == "log.txt" else "w") as file:
                 file.write(text)
+    seal(folder)
 
 
 def _cancel(streams: dict[Any, _Attempt]) -> None:
