@@ -10,19 +10,20 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
 from derl_gym.envs.outer_loop import InfrastructureFailure, OuterLoop
 from derl_gym.envs.settings import Settings, layered
-from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.config import CLOCKWORK, InnerConfig
+from derl_gym.inner.marks import remove_checkpoints, training_hash
 from derl_gym.tasks.base import task_class
-from derl_gym.trials.devices import leases
+from derl_gym.trials.jobs import Job, Outcome
 from derl_gym.trials.ledger import Ledger, RunDirectoryMismatch
-from derl_gym.trials.pool import Job, LocalPool, Outcome
-from derl_gym.trials.private import write_private
+from derl_gym.trials.pools import Pool, PoolKind, open_pool
+from derl_gym.trials.private import private_folder, write_private
 
 LOG = logging.getLogger("derl_gym")
 Rule = Literal["last", "best"]
@@ -65,7 +66,8 @@ def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
         ledger: Of the search.
         rule: ``"last"``: the best of the last complete outer step (the paper's choice for DERL-base).
             ``"best"``: the best over all steps (its choice for random search). A class of equal programs
-            that was scored more than once, with different seeds, counts with its mean.
+            that was scored more than once, with different seeds, counts with its mean. One that successive halving
+            stopped has no score to compare.
         episode: Which search of the run directory.
 
     Returns:
@@ -83,7 +85,10 @@ def select(ledger: Ledger, rule: Rule = "last", episode: int = 0) -> list[str]:
         for _, rows in sorted(steps.items())
         if len(rows) == group_size and all(row["status"] != "proposed" for row in rows)
     ]
-    classes = {row["identity"]: row["key"] for row in ledger.trials(curves=False)}
+    trials = ledger.trials(curves=False)
+    classes = {row["identity"]: row["key"] for row in trials}
+    rungs = {row["identity"] for row in trials if (row["result"] or {}).get("of_steps")}
+    complete = [[row for row in rows if row["identity"] not in rungs] for rows in complete]
     best = [program for rows in complete if (program := _best_program(rows, classes)) is not None]
     if not best:
         raise ValueError(f"{ledger.run_dir} holds no complete outer step with a scored program: nothing to select")
@@ -171,6 +176,7 @@ def train_final(
     *,
     inner: dict[str, Any] | None = None,
     workers: int = 1,
+    pool: PoolKind = "processes",
     again: bool = False,
 ) -> list[Final]:
     """Train fresh policies on the full training set and evaluate each once on the test split.
@@ -185,6 +191,7 @@ def train_final(
         seeds: One final policy each; one that was tested before is not trained again.
         inner: Overrides of the inner settings, on top of the search's and the task's for final training.
         workers: Policies trained at a time.
+        pool: Where they are trained; see :class:`~derl_gym.envs.RewardDesignEnv`.
         again: Train all seeds, also those whose test score is known already.
 
     Returns:
@@ -225,7 +232,7 @@ def train_final(
     starts = dict.fromkeys(seeds, start)
     folders = {seed: _final_folder(ledger, programs, seed) for seed in seeds}
     finals: list[Final] = []
-    with LocalPool(workers=workers, devices=leases(workers, config.gpus)) as pool:
+    with open_pool(pool, workers, config.gpus) as runs:
         for stage, program in enumerate(programs):
             last = stage == len(programs) - 1
             for seed in seeds if stage else ():
@@ -244,14 +251,14 @@ def train_final(
                     },
                     folder=folders[seed] / f"stage-{stage}",
                     timeout=config.timeout,
+                    keeps_files=True,
                 )
                 for seed in seeds
             ]
             by_id = dict(zip((job.id for job in jobs), seeds, strict=True))
-            with contextlib.closing(pool.run(jobs)) as ended:
-                for outcome in ended:
-                    seed = by_id[outcome.id]
-                    result = _checked(outcome, program)
+            with contextlib.closing(_trained(runs, jobs, program)) as results:
+                for job, result in results:
+                    seed = by_id[job.id]
                     starts[seed] = result["policy"]
                     if last:
                         result |= {"data": data, "config": dataclasses.asdict(config)}
@@ -259,13 +266,14 @@ def train_final(
                             programs, seed, test=result["score"], policy=result["policy"], result=result
                         )
                         finals.append(Final(tuple(programs), seed, result["score"], result["policy"], result))
+                    remove_checkpoints(job.folder)
     return sorted([*earlier.values(), *finals], key=lambda final: wanted.index(final.seed))
 
 
 def _refuse_other_training(final: Final, config: InnerConfig) -> None:
     """Policies whose scores are averaged must be trained alike; ledgers of version 0.1 don't say how they were."""
     there, here = final.result.get("config", {}), dataclasses.asdict(config)
-    names = [name for name in here if name in there and there[name] != here[name] and name != "timeout"]
+    names = [name for name in here if name in there and there[name] != here[name] and name not in CLOCKWORK]
     if names:
         differing = ", ".join(f"{name} {there[name]!r}, not {here[name]!r}" for name in names)
         raise ValueError(
@@ -318,6 +326,34 @@ def _final_folder(ledger: Ledger, programs: list[str], seed: int) -> Path:
     return ledger.run_dir / "finals" / name
 
 
+def _trained(pool: Pool, jobs: Sequence[Job], program: str) -> Generator[tuple[Job, dict[str, Any]], None, None]:
+    """Each job with its result as it ends, first those that had ended before the command did."""
+    left = {job.id: job for job in jobs}
+    for job in jobs:
+        if (result := _ended_before(job)) is not None:
+            del left[job.id]
+            yield job, result
+    with contextlib.closing(pool.run(left.values())) as ended:
+        for outcome in ended:
+            yield left[outcome.id], _checked(outcome, program)
+
+
+def _ended_before(job: Job) -> dict[str, Any] | None:
+    """The result of a stage that ended before the command did; ``None``: to be trained, and its folder says what for.
+
+    A result of other settings is removed before that is written down, so that it cannot be taken for this one's.
+    """
+    file, note, made_for = job.folder / "result.json", job.folder / "training.txt", training_hash(job.payload)
+    if note.exists() and note.read_text() == made_for and file.exists():
+        result = json.loads(file.read_text())
+        if result["status"] == "scored" and (Path(result["policy"]) / "config.json").exists():
+            return result
+    private_folder(job.folder)
+    file.unlink(missing_ok=True)
+    note.write_text(made_for)
+    return None
+
+
 def _checked(outcome: Outcome, program: str) -> dict[str, Any]:
     """The result of a final training that went well; the others raise."""
     if outcome.result is None:
@@ -327,7 +363,7 @@ def _checked(outcome: Outcome, program: str) -> dict[str, Any]:
     return outcome.result
 
 
-def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
+def analyse_on_test(ledger: Ledger, workers: int = 1, pool: PoolKind = "processes") -> dict[str, float]:
     """Test scores of the inner policies that a finished search has kept: the analysis of the paper's Figure 4.
 
     Written to ``test_analysis.json`` in the run directory, which no search reads. Needs ``keep_policies=True``. They
@@ -367,8 +403,7 @@ def analyse_on_test(ledger: Ledger, workers: int = 1) -> dict[str, float]:
         for identity, policy in kept.items()
     ]
     scores: dict[str, float] = {}
-    devices = leases(workers)
-    with LocalPool(workers=workers, devices=devices) as pool, contextlib.closing(pool.run(jobs)) as ended:
+    with open_pool(pool, workers) as runs, contextlib.closing(runs.run(jobs)) as ended:
         for outcome in ended:
             if outcome.result is None:
                 raise InfrastructureFailure(f"evaluating the policy of trial {outcome.id} failed: {outcome.failure}")

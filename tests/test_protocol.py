@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import gymnasium as gym
@@ -90,6 +93,63 @@ def test_the_final_training_opens_the_test_split_once(tmp_path: Path) -> None:
             assert not any("test" in key for key in row)
         with pytest.raises(ValueError, match="undefined"):
             protocol.train_final(ledger, ["g1/(g2-g2)"], [0])
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from derl_gym import protocol
+from derl_gym.trials.ledger import Ledger
+sys.path.insert(0, sys.argv[1])
+with Ledger(sys.argv[2]) as ledger:
+    protocol.train_final(ledger, ["g1", "g1+g2"], [0], inner={"checkpoint_seconds": 0.0})
+"""
+
+
+@pytest.mark.slow
+def test_a_final_training_that_is_killed_again_and_again_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    """Killed in the first stage and in the second: where it was is found again, and what was done is not repeated."""
+    settings = {"variant": "full", "inner": {"steps": 12}}
+    with searched(tmp_path / "whole", [["g1+", "g2+"]], **settings) as ledger:
+        (whole,) = protocol.train_final(ledger, ["g1", "g1+g2"], [0])
+        assert not list(ledger.run_dir.glob("finals/*/*/trainer")), "12 steps take less than half an hour"
+    searched(tmp_path / "killed", [["g1+", "g2+"]], **settings).close()
+    program = [sys.executable, "-c", KILLED, str(Path(__file__).parent / "support"), str(tmp_path / "killed")]
+    for stage in (0, 1):
+        process = subprocess.Popen(program, stderr=subprocess.DEVNULL)
+        found: list[Path] = []
+        while process.poll() is None and not found:
+            found = list((tmp_path / "killed").glob(f"finals/*/stage-{stage}/trainer/checkpoint-*/derl_gym.json"))
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        assert found, "it was killed in the middle"
+    with Ledger(tmp_path / "killed") as ledger:
+        before = {path: path.stat().st_mtime_ns for path in ledger.run_dir.glob("finals/*/stage-0/policy/*")}
+        (final,) = protocol.train_final(ledger, ["g1", "g1+g2"], [0], inner={"checkpoint_seconds": 0.0})
+        (row,) = ledger.finals()
+        assert before == {path: path.stat().st_mtime_ns for path in before} and len(before) > 2
+        assert not list(ledger.run_dir.glob("finals/*/*/trainer")), "nothing goes on from these any more"
+    assert final.test == whole.test == row["test"]
+    for name in ("curve", "tokens", "flops", "steps", "primitive_means"):
+        assert final.result[name] == whole.result[name], name
+    logs = (Path(final.policy).parents[1] / "stage-1" / "log.txt").read_text()
+    assert logs.count("== attempt") == 2
+    weights = [(Path(policy) / "model.safetensors").read_bytes() for policy in (final.policy, whole.policy)]
+    assert weights[0] == weights[1]
+
+
+@pytest.mark.slow
+def test_a_result_whose_record_a_kill_prevented_is_taken_for_the_same_settings_alone(tmp_path: Path) -> None:
+    with searched(tmp_path, [["g1+", "g2+"]], inner={"steps": 2}) as ledger:
+        for seed, inner in ((0, {}), (1, {"steps": 1})):
+            with pytest.MonkeyPatch.context() as patch, pytest.raises(TypeError):
+                patch.setattr(ledger, "record_final", None)
+                protocol.train_final(ledger, ["g1"], [seed])
+            file = max(ledger.run_dir.glob("finals/*/stage-0/result.json"), key=lambda path: path.stat().st_mtime_ns)
+            file.write_text(json.dumps(json.loads(file.read_text()) | {"score": 1 / 7}))
+            (final,) = protocol.train_final(ledger, ["g1"], [seed], inner=inner)
+            assert (final.test == 1 / 7, final.result["steps"]) == (not inner, inner.get("steps", 2))
 
 
 FINAL = {"steps": 5, "learning_rate": 0.5, "eval_examples": 4}

@@ -14,12 +14,13 @@ from typing import Any
 
 from derl_gym.envs.settings import Settings
 from derl_gym.inner.config import InnerConfig
+from derl_gym.inner.marks import remove_checkpoints
 from derl_gym.inner.provenance import configuration_hash
 from derl_gym.inner.result import InnerResult
 from derl_gym.trials.cache import SharedCache
-from derl_gym.trials.devices import leases
+from derl_gym.trials.jobs import Job, Outcome, Started
 from derl_gym.trials.ledger import Ledger
-from derl_gym.trials.pool import Job, LocalPool, Outcome
+from derl_gym.trials.pools import Pool, PoolKind, open_pool
 
 
 class InfrastructureFailure(RuntimeError):
@@ -51,24 +52,30 @@ class InnerRuns:
     """Looks trials up, trains them, records them. Ledger rows come out.
 
     Args:
-        settings: The search's; ``workers`` and ``cache_dir`` are read.
+        settings: The search's; ``pool``, ``workers`` and ``cache_dir`` are read.
         config: Of an inner run; ``timeout`` and ``gpus`` are read.
     """
 
     def __init__(self, settings: Settings, config: InnerConfig) -> None:
-        self.workers, self.timeout, self.gpus = settings.workers, config.timeout, config.gpus
+        self.kind: PoolKind = settings.pool
+        self.workers = settings.workers
+        self.timeout, self.gpus = config.timeout, config.gpus
         self.cache_dir = settings.cache_dir
-        self._pool: LocalPool | None = None
+        self._pool: Pool | None = None
         self._cache: SharedCache | None = None
 
     def known(self, ledger: Ledger, trial: Trial) -> dict[str, Any] | None:
         """The row of an ended trial, fetched from the shared cache if it is only there; ``None``: to be trained."""
         row = ledger.trial(trial.identity)
         if row is None and self.cache is not None and (result := self.cache.get(trial.identity)):
-            _start(ledger, trial)
-            _finish(ledger, trial, result, seconds=0.0)
+            self.adopt(ledger, trial, result)
             row = ledger.trial(trial.identity)
         return row if row is not None and row["status"] in ("scored", "invalid") else None
+
+    def adopt(self, ledger: Ledger, trial: Trial, result: dict[str, Any]) -> None:
+        """Record a result that another run has paid for."""
+        _start(ledger, trial)
+        _finish(ledger, trial, result, seconds=0.0)
 
     def train(
         self, ledger: Ledger, trials: dict[str, Trial], payloads: dict[str, dict[str, Any]]
@@ -89,16 +96,16 @@ class InnerRuns:
                 payload=payloads[identity],
                 folder=trial_folder(ledger.run_dir, identity),
                 timeout=self.timeout,
+                keeps_files=bool(payloads[identity].get("save_policy") or "until" in payloads[identity]),
             )
             for identity in trials
         ]
-
-        def started(job: Job, pid: int, attempt: int) -> None:
-            _start(ledger, trials[job.id], pid, attempt, config=configuration_hash(job.payload))
-
-        with contextlib.closing(self.pool.run(jobs, on_start=started)) as ended:
-            for outcome in ended:
-                yield self._record(ledger, trials[outcome.id], outcome)
+        with contextlib.closing(self.pool.events(jobs)) as events:
+            for event in events:
+                if isinstance(event, Started):
+                    _start(ledger, trials[event.job.id], event, config=configuration_hash(event.job.payload))
+                else:
+                    yield self._record(ledger, trials[event.id], event)
 
     def close(self) -> None:
         """Kill what runs."""
@@ -107,10 +114,10 @@ class InnerRuns:
             self._pool = None
 
     @property
-    def pool(self) -> LocalPool:
+    def pool(self) -> Pool:
         """Where inner runs go; made when first needed."""
         if self._pool is None:
-            self._pool = LocalPool(workers=self.workers, devices=leases(self.workers, self.gpus))
+            self._pool = open_pool(self.kind, self.workers, self.gpus)
         return self._pool
 
     @property
@@ -129,6 +136,8 @@ class InnerRuns:
         _finish(ledger, trial, result, outcome.seconds, outcome.attempts)
         if self.cache is not None and result["status"] != "failed":
             self.cache.put(trial.identity, result)
+        if result["status"] != "failed" and not result["of_steps"]:  # nothing goes on from there
+            remove_checkpoints(trial_folder(ledger.run_dir, trial.identity))
         row = ledger.trial(trial.identity)
         assert row is not None
         return row
@@ -161,9 +170,7 @@ def trial_folder(run_dir: Path, identity: str) -> Path:
     return run_dir / "trials" / identity
 
 
-def _start(
-    ledger: Ledger, trial: Trial, pid: int | None = None, attempt: int = 1, *, config: str | None = None
-) -> None:
+def _start(ledger: Ledger, trial: Trial, started: Started | None = None, *, config: str | None = None) -> None:
     ledger.start_trial(
         trial.identity,
         program=trial.program,
@@ -171,13 +178,15 @@ def _start(
         seed=trial.seed,
         replicate=trial.replicate,
         policy=trial.policy,
-        attempts=attempt,
-        pid=pid,
+        attempts=1 if started is None else started.attempt,
+        pid=None if started is None else started.pid,
+        host=None if started is None else started.host,
         config=config,
     )
 
 
 def _finish(ledger: Ledger, trial: Trial, result: dict[str, Any], seconds: float, attempts: int | None = None) -> None:
+    before = result.get("before") or {}  # a shared cache may hold results of earlier versions
     ledger.finish_trial(
         trial.identity,
         status=result["status"],
@@ -186,6 +195,6 @@ def _finish(ledger: Ledger, trial: Trial, result: dict[str, Any], seconds: float
         result=result,
         attempts=attempts,
         seconds=seconds,
-        tokens=result["tokens"],
-        flops=result["flops"],
+        tokens=result["tokens"] - before.get("tokens", 0),
+        flops=result["flops"] - before.get("flops", 0.0),
     )

@@ -46,6 +46,7 @@ class Checkpoints(TrainerCallback):
 
     Attributes:
         of_steps: Optimiser steps of the whole training where this run has paused; else 0.
+        before: What the run has spent that this one ``continues``; see :class:`derl_gym.inner.result.InnerResult`.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Checkpoints(TrainerCallback):
         self.continues = payload.get("continues")
         self.rows, self.budget = rows, budget
         self.of_steps = 0
+        self.before: dict[str, float] = {}
 
     @property
     def reason(self) -> str:
@@ -83,6 +85,8 @@ class Checkpoints(TrainerCallback):
             return None
         self.rows[:] = mark["rows"]
         self.budget.earlier = mark["seconds"]
+        spent = {"tokens": mark["tokens"], "flops": mark["flops"], "train_seconds": mark["seconds"]}
+        self.before = mark["before"] if found in own else spent
         return str(found)
 
     def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
@@ -117,6 +121,9 @@ class Checkpoints(TrainerCallback):
             "step": state.global_step,
             "of_steps": self.of_steps,
             "seconds": self.budget.seconds,
+            "tokens": self.budget.tokens,
+            "flops": self.budget.flops,
+            "before": self.before,
             "rows": self.rows,
         }
         gathered(None)

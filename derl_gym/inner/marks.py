@@ -34,7 +34,8 @@ def marks(folder: Path) -> dict[Path, dict[str, Any]]:
 
     Returns:
         Folder -> ``made_for`` (a :func:`training_hash`), ``step``, ``of_steps`` (of the whole training where the run
-        has paused there, else 0), ``seconds`` of training, and the curve's ``rows``.
+        has paused there, else 0), ``seconds``, ``tokens`` and ``flops`` of training so far, those ``before`` this run,
+        and the curve's ``rows``.
     """
     return {file.parent: json.loads(file.read_text()) for file in folder.glob(f"{FOLDER}/checkpoint-*/{MARK}")}
 

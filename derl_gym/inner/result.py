@@ -31,6 +31,8 @@ class InnerResult:
         prompt_style: ``"chat"`` or ``"plain"``.
         steps: Optimiser steps done.
         of_steps: Those of the whole training where this run was to pause before its end, and has; else 0.
+        before: Of ``tokens``, ``flops`` and ``train_seconds``, what the run spent that this one goes on from: a run of
+            its own, in which it is counted. Empty where there was none.
         tokens: Prompt and completion tokens seen in training.
         flops: Estimated floating point operations, training and evaluation together.
         eval_flops: The evaluation's part of them.
@@ -60,6 +62,7 @@ class InnerResult:
     prompt_style: str = ""
     steps: int = 0
     of_steps: int = 0
+    before: dict[str, float] = dataclasses.field(default_factory=dict)
     tokens: int = 0
     flops: float = 0.0
     eval_flops: float = 0.0

@@ -233,8 +233,9 @@ def _train_and_score(
         if world()[0] == 0:
             merged(trainer).save_pretrained(policy)
             tokenizer.save_pretrained(policy)
+    reason = budget.reason or checkpoints.reason
     return InnerResult(
-        "scored", reason=budget.reason or checkpoints.reason, policy=policy, peak_memory=peak_memory(), **scores, **spent
+        "scored", reason=reason, policy=policy, peak_memory=peak_memory(), before=checkpoints.before, **scores, **spent
     ).to_dict()
 
 

@@ -43,7 +43,7 @@ def payload(config: InnerConfig, **changes: Any) -> dict[str, Any]:
 
 def alike(result: dict[str, Any]) -> dict[str, Any]:
     """All but what a clock, another process in memory or another folder can change; the weights as bytes."""
-    clocks = ("train_seconds", "eval_seconds", "peak_memory", "policy")
+    clocks = ("train_seconds", "eval_seconds", "peak_memory", "policy", "before")
     weights = (Path(result["policy"]) / "model.safetensors").read_bytes()
     return {key: value for key, value in result.items() if key not in clocks} | {"weights": weights}
 
@@ -61,7 +61,9 @@ def test_a_training_that_has_paused_goes_on(name: str, tmp_path: Path) -> None:
     assert first["curve"] == whole["curve"][: len(first["curve"])]
     rest = train.run(given | {"continues": str(tmp_path / "first")}, tmp_path / "rest")
     assert alike(rest) == alike(whole)
-    assert rest["train_seconds"] > first["train_seconds"]
+    assert rest["train_seconds"] > first["train_seconds"] and whole["before"] == first["before"] == {}
+    assert rest["before"]["tokens"] == first["tokens"]
+    assert rest["before"]["flops"] == first["flops"] - first["eval_flops"]
 
 
 def test_a_half_written_checkpoint_and_one_of_another_training_are_not_used(tmp_path: Path) -> None:
