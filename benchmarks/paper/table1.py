@@ -35,9 +35,10 @@ def cell(scale: Scale, world: str, level: str, row: str) -> Cell:
 
 def main() -> None:
     """Run, print, write."""
-    bench = Bench("table1", __doc__, seeds=4, worlds=WORLDS, levels=LEVELS)
-    places = [(world, level) for world in bench.arguments.worlds for level in bench.arguments.levels]
-    cells = {(*place, row): cell(bench.scale, *place, row) for row in TABLE_1 for place in places}
+    bench = Bench("table1", __doc__, seeds=4, worlds=WORLDS, levels=LEVELS, rows=tuple(TABLE_1))
+    worlds, levels, names = bench.arguments.worlds, bench.arguments.levels, bench.arguments.rows
+    places = [(row, world, level) for row in names for world in worlds for level in levels]
+    cells = {(world, level, row): cell(bench.scale, world, level, row) for row, world, level in places}
     bench.run(finals=cells.values())
     rows = {
         (world, level, row): {
@@ -47,8 +48,7 @@ def main() -> None:
         }
         for (world, level, row), one in cells.items()
     }
-    for world in bench.arguments.worlds:
-        levels = bench.arguments.levels
+    for world in worlds:
         bench.table(
             f"Table 1, {world}: success rate, %",
             ("reward", *(f"{level} {whose}" for level in levels for whose in ("published", "ours"))),
@@ -62,7 +62,7 @@ def main() -> None:
                         for value in (found["published"], text(found["ours"].get("success")))
                     ),
                 )
-                for row in TABLE_1
+                for row in names
             ],
             f"published: {TABLE_1_SOURCE}; Qwen2.5-1.5B-Instruct, mean over four seeds\nours: {bench.seeds}",
         )
