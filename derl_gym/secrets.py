@@ -19,7 +19,10 @@ from typing import Any
 MASK = "***"
 SHORTEST = 8
 """Characters of a value below which it is no key: replacing "1" or "false" everywhere would spoil what is written."""
-_VARIABLE = re.compile(r"(^|_)((API)?KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_VARIABLE = re.compile(r"(^|_)((API)?KEY|TOKEN|SECRET|\w*PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
+_PLACE = re.compile(
+    r"_(FILE|PATH|DIR|HOME)$", re.IGNORECASE
+)  # of a key; without it, the paths in a ledger would be spoilt
 _SETTING = re.compile(
     r"(^|_)(api_?key|access_?key|secret(_?key)?|password|passwd|credentials?|(hub|auth|access|api|bearer|hf)_token)$|^token$",
     re.IGNORECASE,
@@ -104,4 +107,4 @@ def _secrets(*more: str) -> list[str]:
 
 @functools.lru_cache(maxsize=4096)
 def _names_secret(variable: str) -> bool:
-    return _VARIABLE.search(variable) is not None
+    return _VARIABLE.search(variable) is not None and _PLACE.search(variable) is None

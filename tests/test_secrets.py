@@ -20,14 +20,25 @@ def no_other_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["OPENAI_API_KEY", "HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "DB_PASSWORD", "hf_token", "MY_KEY_2"],
+    [
+        "OPENAI_API_KEY",
+        "HF_TOKEN",
+        "WANDB_API_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "DB_PASSWORD",
+        "hf_token",
+        "MY_KEY_2",
+        "PGPASSWORD",
+    ],
 )
 def test_variables_that_hold_a_secret(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "abcdefgh")
     assert redacted("say abcdefgh twice: abcdefgh.") == "say *** twice: ***."
 
 
-@pytest.mark.parametrize("name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "HOME", "SECRETARY"])
+@pytest.mark.parametrize(
+    "name", ["TOKENIZERS_PARALLELISM", "KEYBOARD", "MONKEY", "SECRETARY", "HF_TOKEN_PATH", "KEY_DIR"]
+)
 def test_variables_that_hold_none(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "abcdefgh")
     assert redacted("abcdefgh") == "abcdefgh"

@@ -235,6 +235,11 @@ def test_the_page_refers_to_nothing_outside(tmp_path, write_search):
     assert "http" not in body and "@import" not in body and "url(" not in body
 
 
+def test_proposals_are_grouped_once(tmp_path, write_search):
+    (run,) = load_runs([write_search(tmp_path)])
+    assert run.steps() is run.steps(), "figures ask for it at every step"
+
+
 def test_no_ledger_is_said(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no ledger\.sqlite in or below"):
         write_report([tmp_path], tmp_path / "report.html")
