@@ -20,9 +20,8 @@ MASK = "***"
 SHORTEST = 8
 """Characters of a value below which it is no key: replacing "1" or "false" everywhere would spoil what is written."""
 _VARIABLE = re.compile(r"(^|_)((API)?KEY|TOKEN|SECRET|\w*PASSWORD|PASSWD|CREDENTIALS?)(_|$)", re.IGNORECASE)
-_PLACE = re.compile(
-    r"_(FILE|PATH|DIR|HOME)$", re.IGNORECASE
-)  # of a key; without it, the paths in a ledger would be spoilt
+_PLACE = re.compile(r"_(FILE|PATH|DIR|HOME)$", re.IGNORECASE)
+"""Where a key lies is no key, and redacted paths in a ledger would lead nowhere."""
 _SETTING = re.compile(
     r"(^|_)(api_?key|access_?key|secret(_?key)?|password|passwd|credentials?|(hub|auth|access|api|bearer|hf)_token)$|^token$",
     re.IGNORECASE,

@@ -107,10 +107,15 @@ class Database:
         with explained(self.path):
             self._db.close()
 
+    def each(self, query: str, *values: Any) -> Iterator[dict[str, Any]]:
+        """The rows of a query one by one, as dicts."""
+        with explained(self.path):
+            for row in self._db.execute(query, [plain(value) for value in values]):
+                yield dict(row)
+
     def rows(self, query: str, *values: Any) -> list[dict[str, Any]]:
         """The rows of a query, as dicts."""
-        with explained(self.path):
-            return [dict(row) for row in self._db.execute(query, [plain(value) for value in values])]
+        return list(self.each(query, *values))
 
     @contextlib.contextmanager
     def moment(self) -> Iterator[None]:

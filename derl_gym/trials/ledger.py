@@ -285,13 +285,13 @@ class Ledger(RunDirectory):
         where = "" if episode is None else "WHERE episode = ?"
         values = () if episode is None else (episode,)
         query = f"SELECT * FROM proposals {where} ORDER BY episode, step, slot"
-        return [_proposal(row) for row in self._db.rows(query, *values)]
+        return [_proposal(row) for row in self._db.each(query, *values)]
 
     def recorded_actions(self, episode: int) -> list[np.ndarray]:
         """Actions of an episode: per outer step int64 (n, L); the last step may hold a part of its group."""
         steps: dict[int, list[list[int]]] = {}
         query = "SELECT step, actions FROM proposals WHERE episode = ? ORDER BY step, slot"
-        for row in self._db.rows(query, episode):
+        for row in self._db.each(query, episode):
             steps.setdefault(row["step"], []).append(json.loads(row["actions"]))
         return [np.array(rows, dtype=np.int64) for rows in steps.values()]
 
@@ -309,7 +309,7 @@ class Ledger(RunDirectory):
         columns = [row["name"] for row in self._db.rows("SELECT name FROM pragma_table_info('trials')")]
         if not curves:
             columns[columns.index("result")] = "json_remove(result, '$.curve') AS result"
-        return [_trial(row) for row in self._db.rows(f"SELECT {', '.join(columns)} FROM trials ORDER BY rowid")]
+        return [_trial(row) for row in self._db.each(f"SELECT {', '.join(columns)} FROM trials ORDER BY rowid")]
 
     def start_trial(
         self,
