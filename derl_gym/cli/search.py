@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import tyro
 from rich.console import Console
@@ -20,7 +20,7 @@ from derl_gym.trials.database import explained
 from derl_gym.trials.private import private_folder, write_private
 
 COMPARE_FILE = "compare.json"
-MACHINE = ("workers", "cache_dir", "on_infrastructure_failure")
+MACHINE = ("workers", "pool", "cache_dir", "on_infrastructure_failure")
 """Settings that may change when a search is taken up again."""
 
 
@@ -186,6 +186,8 @@ class Resume(Command):
     """Its folder."""
     workers: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Inner runs at a time; without it, as before."""
+    pool: Literal["processes", "ray"] | None = None
+    """Where they go; without it, as before."""
 
     def run(self) -> int:
         """Take up what the folder holds."""
@@ -194,7 +196,8 @@ class Resume(Command):
         if not self.folder.is_dir():
             raise ValueError(f"there is no folder {self.folder}")
         Command.resumable = self.folder
-        machine = {} if self.workers is None else {"workers": self.workers}
+        given = {"workers": self.workers, "pool": self.pool}
+        machine = {name: value for name, value in given.items() if value is not None}
         if (self.folder / COMPARE_FILE).exists():
             Comparison.read(self.folder).run(self.folder, machine)
             return 0

@@ -86,6 +86,7 @@ class Train(Command):
                         seeds,
                         inner=inner,
                         workers=self.settings.workers,
+                        pool=self.settings.pool or "processes",
                         again=self.again,
                     )
             except InfrastructureFailure as error:
@@ -102,7 +103,7 @@ class Train(Command):
             if self.rule is not None:
                 raise ValueError("--rule selects among a search's programs: it goes with --run DIR")
             return
-        ignored = [name for name in self.settings.to_dict() if name not in ("inner", "workers")]
+        ignored = [name for name in self.settings.to_dict() if name not in ("inner", "workers", "pool")]
         if flags := ", ".join(f"--{name.replace('_', '-')}" for name in ignored):
             raise ValueError(f"--run takes its settings from the search: leave out {flags}")
         if self.out is not None:
@@ -112,7 +113,7 @@ class Train(Command):
     def _ledger(self) -> Iterator[Ledger]:
         if self.search is not None:
             refuse_comparison(self.search)
-            check_packages()
+            check_packages(*(["ray"] if self.settings.pool == "ray" else []))
             with Ledger(self.search) as ledger:
                 yield ledger
             return

@@ -88,7 +88,7 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     * ``primitives=None``: names that programs may use, ``["g1", "g3", "g4"]``, the paper's removal ablation.
       ``flip=()``: names whose sign is turned round, ``["g2"]``, its flip ablation (section 5.3).
     * ``mask="grammar"``: legal next tokens; ``"charset"`` is the paper's.
-    * ``workers=1``: inner runs at a time. ``pool="processes"``: where they run.
+    * ``workers=1``: inner runs at a time. ``pool="processes"``: on this machine; ``"ray"``: on a Ray cluster.
     * ``run_dir=None``: folder of ledger and logs; a new one under ``runs/`` by default. The folder of an earlier
       run with the same settings gives its results back, and carries on behind them.
     * ``cache="equivalent"``: one inner run per class of programs with equal GRPO advantages. ``"exact"``: per text.

@@ -39,7 +39,7 @@ class Settings:
     primitives: Sequence[str] | None = None
     flip: Sequence[str] = ()
     mask: Literal["grammar", "charset"] = "grammar"
-    pool: Literal["processes"] = "processes"
+    pool: Literal["processes", "ray"] = "processes"
     workers: int = 1
     run_dir: str | None = None
     cache: Literal["equivalent", "exact", "off"] = "equivalent"
@@ -49,8 +49,6 @@ class Settings:
     on_infrastructure_failure: Literal["raise", "zero"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.pool != "processes":
-            raise ValueError(f"pool must be 'processes', not {self.pool!r} (a Ray pool isn't part of this version)")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, np.integer):

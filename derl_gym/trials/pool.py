@@ -111,6 +111,8 @@ class LocalPool(Pool):
         attempts: Attempts per job in all; a failure of any kind is tried again until they are used up.
         devices: Each running job leases one of these for itself and sees it as ``CUDA_VISIBLE_DEVICES``.
         start_timeout: Seconds that the server may take for the preloads.
+        launcher: Command that runs the server's as its child, for a driver that is itself looked after by another
+            program: one that kills a driver's children would kill the server before it can do so to what it runs.
 
     Raises:
         ValueError: fewer devices than workers, or the like.
@@ -126,6 +128,7 @@ class LocalPool(Pool):
         attempts: int = 2,
         devices: Sequence[str] | None = None,
         start_timeout: float = 600.0,
+        launcher: Sequence[str] = (),
     ) -> None:
         if not hasattr(os, "fork"):
             raise PoolError("the local pool needs fork(): Linux, macOS, or WSL on Windows")
@@ -140,6 +143,7 @@ class LocalPool(Pool):
         self.attempts = attempts
         self.devices = None if devices is None else tuple(devices)
         self.start_timeout = start_timeout
+        self.launcher = tuple(launcher)
         self._server: _Server | None = None
 
     def close(self) -> None:
@@ -224,7 +228,7 @@ class LocalPool(Pool):
                 return self._server
             self._stop()
         try:
-            self._server = server = _Server()
+            self._server = server = _Server(self.launcher)
             server.send({"preload": self.preload})
             deadline = time.monotonic() + self.start_timeout
             answers: list[dict[str, Any]] = []
@@ -256,13 +260,13 @@ class LocalPool(Pool):
 class _Server:
     """The driver's end of one server process."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: Sequence[str] = ()) -> None:
         self._socket, theirs = socket.socketpair()
         self._buffer = b""
         self._output = tempfile.TemporaryFile()  # noqa: SIM115, closed by stop()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(_path())],
+                [*launcher, sys.executable, "-P", "-c", _BOOT, str(theirs.fileno()), json.dumps(_path())],
                 stdin=subprocess.DEVNULL,
                 stdout=self._output,
                 stderr=self._output,

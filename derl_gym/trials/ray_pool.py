@@ -40,6 +40,8 @@ _GRACE = 60.0  # seconds past a job's limit after which a silent node counts as 
 _LOOK = 5.0  # seconds between two looks at what the cluster still has
 _LARGEST = 4 << 20  # bytes that come back of each file in the folder of a job that shares no file system
 _TOKEN = ".driver"  # file by which a node knows the driver's folder
+# An exiting Ray worker first kills its children. This one in between dies, and the server behind it kills what it runs.
+_LAUNCHER = ("sh", "-c", '"$@"; exit $?', "sh")
 _OBJECT_STORE = 100 << 20  # bytes; only small texts pass through it
 
 
@@ -182,6 +184,7 @@ class RayPool(Pool):
                 ray.init(address=address, **quiet)
             else:
                 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+                os.environ.setdefault("RAY_worker_niceness", "0")  # as the local pool's; Ray's own is 15
                 ray.init(
                     address="local",
                     num_cpus=self.workers * self.cpus,
@@ -321,7 +324,7 @@ def _run_here(text: str) -> Iterator[str]:
         )
         yield json.dumps({"event": "refused", "reason": reason})
         return
-    devices = [str(device) for device in ray.get_gpu_ids()]
+    devices = sorted((str(device) for device in ray.get_gpu_ids()), key=lambda name: (len(name), name))
     if order["gpus"]:
         job = dataclasses.replace(job, env=job.env | {"CUDA_VISIBLE_DEVICES": ",".join(devices)})
     folder = job.folder if shared else Path(tempfile.mkdtemp(prefix="derl-gym-"))
@@ -364,7 +367,7 @@ def _local_pool(order: dict[str, Any]) -> LocalPool:
     if _local is None or list(_local.preload) != order["preload"]:
         if _local is not None:
             _local.close()
-        _local = LocalPool(workers=1, preload=order["preload"], attempts=1)
+        _local = LocalPool(workers=1, preload=order["preload"], attempts=1, launcher=_LAUNCHER)
     return _local
 
 
