@@ -23,6 +23,11 @@ from derl_gym.inner.config import InnerConfig
 from derl_gym.inner.marks import FOLDER, MARK, marks, training_hash
 from derl_gym.inner.ranks import gathered, world
 
+# transformers reads the optimiser to the rank's device, and torch knows of no "cpu:0".
+torch.serialization.register_package(
+    11, lambda storage: None, lambda storage, location: storage if location.startswith("cpu:") else None
+)
+
 
 class Checkpoints(TrainerCallback):
     """Saves checkpoints and pauses the training, both only at the end of a generation phase.

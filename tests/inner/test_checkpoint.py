@@ -102,5 +102,5 @@ def test_what_makes_it_another_training() -> None:
         {"data": {"train": "abc"}},
         {"config": dataclasses.asdict(CONFIG.override(steps=33))},
     ]
-    hashes = [training_hash(payload(CONFIG, **changes)) for changes in [{}, *same, *others]]
+    hashes = [training_hash(payload(CONFIG) | changes) for changes in [{}, *same, *others]]
     assert len(set(hashes[: len(same) + 1])) == 1 and len(set(hashes)) == len(others) + 1

@@ -115,13 +115,15 @@ def test_a_cap_in_seconds_stops_both_ranks_at_the_same_step(tmp_path: Path) -> N
 def test_a_training_that_has_paused_goes_on(tmp_path: Path) -> None:
     """On the third permutation of 8 examples, with every rank's own random states."""
     given = payload(TWO.override(steps=10), task_options={"size": 8})
-    whole = on_pool(tmp_path / "whole", given).result
+    whole = on_pool(tmp_path / "whole", given)
+    assert whole.failure is None, whole.failure
     first = on_pool(tmp_path / "first", given | {"until": 0.9, "eval_split": None})
     assert first.failure is None, first.failure
     assert (first.result["steps"], first.result["of_steps"]) == (9, 10)
-    rest = on_pool(tmp_path / "rest", given | {"continues": str(tmp_path / "first")}).result
+    rest = on_pool(tmp_path / "rest", given | {"continues": str(tmp_path / "first")})
+    assert rest.failure is None, rest.failure
     for name in ("score", "primitive_means", "curve", "tokens", "flops", "steps"):
-        assert rest[name] == whole[name], name
+        assert rest.result[name] == whole.result[name], name
 
 
 def test_a_run_sees_as_many_gpus_as_it_has_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
