@@ -66,16 +66,13 @@ def main() -> None:
             ],
             f"published: {TABLE_1_SOURCE}; Qwen2.5-1.5B-Instruct, mean over four seeds\nours: {bench.seeds}",
         )
-    bench.table(
-        "Table 1: programs found",
-        ("world", "level", "reward", "programs"),
-        [
-            (world, level, row, found["missing"] or " -> ".join(found["programs"]))
-            for (world, level, row), found in rows.items()
-            if row.startswith("DERL")
-        ],
-        "of L1: those of L0's search",
-    )
+    found = [
+        (world, level, name, row["missing"] or " -> ".join(row["programs"]))
+        for (world, level, name), row in rows.items()
+        if name.startswith("DERL")
+    ]
+    if found:
+        bench.table("Table 1: programs found", ("world", "level", "reward", "programs"), found, "of L1: L0's search's")
     bench.end({"source": TABLE_1_SOURCE, "rows": list(rows.values())})
 
 

@@ -17,8 +17,8 @@ WORLDS = ("ALFWorld", "ScienceWorld")
 LEVELS = ("L0", "L1", "L2")
 SMOKE_KINDS = {"ALFWorld": ("pick", "two"), "ScienceWorld": ("find-living-thing", "find-plant")}
 """World -> kinds of games at smoke scale, short ones. L2 trains on the first and is tested on the second."""
-SMOKE_WARM_START = ("--episodes", "2", "--epochs", "1", "--inner", "max_turns=20", "max_episode_tokens=8192")
-"""Turns and tokens that a walkthrough needs; the inner runs have the preset's."""
+SMOKE_WARM_START = ("--episodes", "1", "--epochs", "1", "--inner", "max_turns=20", "max_episode_tokens=8192")
+"""One walkthrough, and the turns and tokens that it needs; the inner runs have the preset's."""
 SMOKE_CONTEXT = 8192
 """Tokens of context that an episode may need at smoke scale."""
 CONTEXT = "max_position_embeddings"

@@ -68,7 +68,7 @@ def numbers(published):
 
 def tables(out):
     """What a script prints after its runs, without the names of files."""
-    start = re.search(r"^(Table|Figure) \d.*%", out, re.MULTILINE)
+    start = re.search(r"^(Table|Figure) \d", out, re.MULTILINE)
     assert start is not None
     return [line for line in out[start.start() :].splitlines() if not line.startswith("results: ")]
 
@@ -260,9 +260,7 @@ def test_every_script_at_smoke_scale(script, smoke, data_dir, alfworld, publishe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world", "level", "names"), [("ALFWorld", "L1", None), ("ScienceWorld", "L2", ["RLVMR", "DERL-base"])]
-)
+@pytest.mark.parametrize(("world", "level", "names"), [("ALFWorld", "L1", None), ("ScienceWorld", "L2", ["RLVMR"])])
 def test_table_1_at_smoke_scale(world, level, names, tmp_path, request, published):
     """Generated games and a policy made here: nothing but the world's package is needed."""
     request.getfixturevalue(world.lower())
