@@ -52,7 +52,6 @@ class ScienceWorld(World):
         self._env: Any = None
         self._won = self._over = False
         self._menu: list[str] = []
-        self._games: dict[str, list[str]] = {}
 
     def start(self) -> None:
         """Start the Java process; see :meth:`World.start`."""
@@ -83,14 +82,13 @@ class ScienceWorld(World):
         """See :meth:`World.games`. Sorted by task, then by the variation's number."""
         check_part(self, part)
         self.start()
-        if not self._games:  # of all parts at once: the simulator has to load each task, which takes a moment
-            self._games = {each: [] for each in self.parts}
-            for task in sorted(self._env.get_task_names()):
-                self._env.load(task, 0, self.simplifications)
-                for each, games in self._games.items():
-                    numbers = getattr(self._env, f"get_variations_{each}")()
-                    games += [f"{task}/{number}" for number in sorted(numbers)]
-        return list(self._games[part])
+        loaded, name_task = self._env.server.taskStr(), getattr(self._env.server, "taskStr_$eq")
+        found = []
+        for task in sorted(self._env.get_task_names()):
+            name_task(task)  # is all that the list depends on; to load each task would take seconds in all
+            found += [f"{task}/{number}" for number in sorted(getattr(self._env, f"get_variations_{part}")())]
+        name_task(loaded)
+        return found
 
     def reset(self, game_id: str) -> Turn:
         """See :meth:`World.reset`.
