@@ -13,6 +13,7 @@ import pytest
 
 import derl_gym
 from derl_gym.trials import ledger as ledger_module
+from derl_gym.trials.cache import SharedCache
 from derl_gym.trials.ledger import Ledger, LedgerError, ReplayMismatch, RunDirectoryMismatch
 
 CONFIG = {"id": "DERL-Arithmetic-v0", "inner": {"steps": 32, "trl": {}}, "outer_steps": 3}
@@ -180,6 +181,22 @@ def test_a_trial_knows_what_it_ran_with(ledger: Ledger) -> None:
         ledger.finish_trial(name, status="scored", score=0.5, result=said | {"steps": 3})
         row = ledger.trial(name)
         assert {key: row[key] for key in said} == said and row["result"] == {"steps": 3}, "each said in one place"
+
+
+def test_keys_are_not_written(ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", key := "hf_abcdefgh")
+    ledger.propose(0, 0, ACTIONS, PROGRAMS)
+    ledger.start_trial("t", program="g1", pid=1)
+    ledger.finish_trial("t", status="failed", score=None, reason=f"sent {key}", result={"seen": [{"key": key}]})
+    ledger.settle(0, 0, 0, identity="t", status="failed", score=None, reason=f"sent {key}")
+    SharedCache(tmp_path / "cache.sqlite").put("t", {"status": "scored", "reason": key})
+    assert ledger.trial("t")["reason"] == ledger.proposals()[0]["reason"] == "sent ***"
+    assert ledger.trial("t")["result"] == {"seen": [{"key": "***"}]}
+    for config in ({"inner": {"policy": key}}, {"task_options": {"api_key": "x"}}):
+        with pytest.raises(ValueError, match="holds a secret"):
+            Ledger(tmp_path / "other", config)
+    assert not (tmp_path / "other").exists()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and key.encode() in path.read_bytes()]
 
 
 def test_trials_without_their_curves(ledger: Ledger) -> None:
