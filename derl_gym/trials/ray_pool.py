@@ -194,7 +194,9 @@ class RayPool(Pool):
                     **quiet,
                 )
         except (ConnectionError, RuntimeError, ValueError, OSError) as error:
-            raise PoolError(f"Ray cannot be used: {error}") from error
+            token = address is not None and os.environ.get("RAY_AUTH_MODE") != "token"
+            hint = "; a cluster that asks for a token needs RAY_AUTH_MODE=token here as well" if token else ""
+            raise PoolError(f"Ray cannot be used: {error}{hint}") from error
         self._connected = True
 
 

@@ -35,6 +35,16 @@ def begin_and_end(payload, folder):
     return {"begin": begin, "end": time.monotonic(), "device": os.environ.get("CUDA_VISIBLE_DEVICES")}
 
 
+def meets(payload, folder):
+    """Wait until as many others are here as the payload says."""
+    begin, place = time.monotonic(), Path(payload["place"])
+    place.mkdir(parents=True, exist_ok=True)
+    Path(place, Path(folder).name).touch()
+    while len(list(place.iterdir())) < payload["count"] and time.monotonic() < begin + 60:
+        time.sleep(0.05)
+    return {"begin": begin, "end": time.monotonic(), "device": os.environ.get("CUDA_VISIBLE_DEVICES")}
+
+
 def sleeps(payload, folder):
     time.sleep(payload["seconds"])
     return {"slept": payload["seconds"]}
