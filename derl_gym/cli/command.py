@@ -106,6 +106,8 @@ class Settings(RunSettings):
     """Programs per outer step."""
     cache: Literal["equivalent", "exact", "off"] | None = None
     """One inner run per class of equal programs, per text, or for every proposal."""
+    halving: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Halve the group N times while it trains: the worse half of an outer step's programs stops early each time."""
 
 
 def pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:

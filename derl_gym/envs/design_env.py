@@ -67,8 +67,8 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     ``reset``: ``instruction`` (what a proposer should read) and ``seed``. ``step``: ``program``, ``status``
     (``"scored"``, ``"invalid"``, ``"failed"``), ``reason``, ``structure`` (``"stable"``, ``"unstable"``,
     ``"invalid"``; paper section 5.4), ``key`` (equivalence class), ``trial`` (its row in the ledger), ``seed``,
-    ``repeated`` (whether the episode had proposed this class before), ``tokens`` and ``flops``. Wall-clock
-    times are in the ledger.
+    ``repeated`` (whether the episode had proposed this class before), ``tokens``, ``flops`` and ``stopped`` (whether
+    ``halving`` stopped it early). Wall-clock times are in the ledger.
 
     ## Arguments
 
@@ -93,6 +93,11 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
       run with the same settings gives its results back, and carries on behind them.
     * ``cache="equivalent"``: one inner run per class of programs with equal GRPO advantages. ``"exact"``: per text.
       ``"off"``: every proposal is trained; a repeated class gets a fresh seed.
+    * ``halving=0``: how often the group of an outer step is halved while it trains, for less cost than the paper's
+      protocol (0) has. With 2 all programs train for a quarter of their training and are evaluated, the better half
+      trains up to a half, and of these the better half to the end; the others score what they scored when they were
+      stopped. That is successive halving with eta = 2. The programs of a step have to come together:
+      ``gym.make_vec(..., num_envs=group_size)``.
     * ``cache_dir=None``: folder of scores that runs share. ``keep_policies=False``: keep every inner policy.
     * ``task`` (by id): where the task's class is, ``"module:Class"``. ``task_options={}``: its keyword arguments.
     * ``data_dir=None``: local data, for tasks that read some.

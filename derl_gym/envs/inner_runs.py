@@ -76,6 +76,8 @@ class InnerRuns:
         """Record a result that another run has paid for."""
         _start(ledger, trial)
         _finish(ledger, trial, result, seconds=0.0)
+        if self.cache is not None:
+            self.cache.put(trial.identity, result)
 
     def train(
         self, ledger: Ledger, trials: dict[str, Trial], payloads: dict[str, dict[str, Any]]

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from gymnasium.error import ClosedEnvironmentError
 
+from derl_gym.envs.halving import Halving
 from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
 from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, trial_folder, what_next
 from derl_gym.envs.reference import training_flops
@@ -101,6 +102,8 @@ class OuterLoop:
         own = dataclasses.asdict(self.settings)
         for machine in MACHINE:
             del own[machine]
+        if not self.settings.halving:  # as in ledgers that do not know of it
+            del own["halving"]
         own |= {
             "environment": self.environment_id(),
             "task_name": self.task.name,
@@ -183,6 +186,11 @@ class OuterLoop:
             self._free_since = time.monotonic()
 
     def _score(self, actions: np.ndarray) -> list[Scored]:
+        if self.settings.halving and len(actions) != self.settings.group_size:
+            raise ValueError(
+                f"halving compares the {self.settings.group_size} programs of an outer step, but {len(actions)} came: "
+                f"step them together, with gym.make_vec(..., num_envs={self.settings.group_size})"
+            )
         ledger = self.ledger
         thought = time.monotonic() - self._free_since
         if self._begun != self.episode:
@@ -197,22 +205,41 @@ class OuterLoop:
         proposals = [self._look(text, classes) for text in texts]
         outcomes: list[Scored | None] = [None] * len(texts)
         waiting: dict[str, list[int]] = {}
+        halving = None
+        if self.settings.halving:
+            halving = Halving(
+                ledger,
+                self._runs,
+                self.settings.halving,
+                lambda trial: self.payload(trial.program, self._policy_folder(), trial.seed),
+            )
         for i, proposal in enumerate(proposals):
             if proposal.trial is None:
                 outcomes[i] = self._settle(i, proposal, None)
+            elif halving is not None and halving.competes(proposal.trial):
+                if recorded[i]["identity"] not in halving.family(proposal.trial):
+                    ledger.check_settled(recorded[i], proposal.trial.identity, dataclasses.asdict(proposal.trial))
+                waiting.setdefault(proposal.trial.identity, []).append(i)
             elif (row := self._runs.known(ledger, proposal.trial)) is not None:
                 cached = recorded[i]["cached"] if recorded[i]["status"] != "proposed" else True
                 outcomes[i] = self._settle(i, proposal, row, cached)
             else:
                 ledger.check_settled(recorded[i], proposal.trial.identity, dataclasses.asdict(proposal.trial))
                 waiting.setdefault(proposal.trial.identity, []).append(i)
-        failed = self._train(proposals, waiting, outcomes)
-        if failed and self.settings.on_infrastructure_failure == "raise":
+        asked, failed = len(waiting), []
+        raises = self.settings.on_infrastructure_failure == "raise"
+        if halving is not None:
+            failed += self._halve(halving, proposals, waiting, outcomes, recorded)
+        if not (failed and raises):
+            failed += self._train(proposals, waiting, outcomes, halving)
+        if failed and raises:
             raise InfrastructureFailure(
-                f"{len(failed)} of {len(waiting)} inner runs failed for good: {failed[0]['program']}: "
+                f"{len(failed)} of {asked} inner runs failed for good: {failed[0]['program']}: "
                 f"{failed[0]['reason']}. What was scored is kept in {self.run_dir}; "
                 + what_next([row["reason"] for row in failed], self.run_dir, "trains only the rest")
             )
+        if halving is not None:
+            halving.remove_checkpoints([proposal.trial for proposal in proposals if proposal.trial is not None])
         self._classes = classes
         scored = [outcome for outcome in outcomes if outcome is not None]
         self._group += scored
@@ -312,8 +339,51 @@ class OuterLoop:
         what = {"task": task, "data": self.hashes(*SEARCHED), "program": trained_as, "seed": seed}
         return fingerprint(what | {"inner": inner, "policy": policy})
 
+    def _halve(
+        self,
+        halving: Halving,
+        proposals: list[_Proposal],
+        waiting: dict[str, list[int]],
+        outcomes: list[Scored | None],
+        recorded: list[dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """Send what is waiting from rung to rung; what is to be trained to its end stays. Returns failed rows."""
+        trials = [trial for places in waiting.values() if (trial := proposals[places[0]].trial) is not None]
+        settled = {
+            identity: recorded[places[0]]["identity"]
+            for identity, places in waiting.items()
+            if recorded[places[0]]["status"] in ("scored", "invalid")
+        }
+        earlier = {
+            row["identity"]
+            for row in self.ledger.proposals()
+            if (row["episode"], row["step"]) < (self.episode, self.step) and row["status"] in ("scored", "invalid")
+        }
+        failed: list[dict[str, Any]] = []
+
+        def settle(identity: str, trial: Trial, row: dict[str, Any], cached: bool) -> None:
+            for n, i in enumerate(waiting.pop(identity)):
+                outcomes[i] = self._settle(i, dataclasses.replace(proposals[i], trial=trial), row, cached or n > 0)
+
+        raises = self.settings.on_infrastructure_failure == "raise"
+        with contextlib.closing(halving.run(trials, settled, raises)) as ended:
+            for one in ended:
+                if one.row["status"] == "failed":
+                    failed.append(one.row)
+                settle(one.identity, one.trial, one.row, one.fetched or bool(earlier & one.family))
+        if failed and raises:
+            return failed
+        for trial in trials:
+            if trial.identity in waiting and (row := self._runs.known(self.ledger, trial)) is not None:
+                settle(trial.identity, trial, row, row["seconds"] == 0.0 or trial.identity in earlier)
+        return failed
+
     def _train(
-        self, proposals: list[_Proposal], waiting: dict[str, list[int]], outcomes: list[Scored | None]
+        self,
+        proposals: list[_Proposal],
+        waiting: dict[str, list[int]],
+        outcomes: list[Scored | None],
+        halving: Halving | None = None,
     ) -> list[dict[str, Any]]:
         """Train what is waiting; fill in the outcomes as they end. Returns the rows of failed runs."""
         trials: dict[str, Trial] = {}
@@ -323,6 +393,8 @@ class OuterLoop:
             trials[identity] = trial
         payloads = {
             identity: self.payload(trial.program, self._policy_folder(), trial.seed)
+            if halving is None
+            else halving.to_the_end(trial)
             for identity, trial in trials.items()
         }
         failed: list[dict[str, Any]] = []
@@ -383,6 +455,7 @@ class OuterLoop:
             repeated=proposal.repeated,
             tokens=int((row or {}).get("tokens") or 0),
             flops=float((row or {}).get("flops") or 0.0),
+            stopped=bool(((row or {}).get("result") or {}).get("of_steps")),
         )
         self.ledger.settle(
             self.episode,
@@ -402,7 +475,7 @@ class OuterLoop:
     def _end_outer_step(self) -> None:
         """In DERL-full the best policy of the group starts the next outer step; the others are thrown away."""
         if self.settings.variant == "full":
-            scored = [outcome for outcome in self._group if outcome.status == "scored"]
+            scored = [outcome for outcome in self._group if outcome.status == "scored" and not outcome.stopped]
             best = max(scored, key=lambda outcome: outcome.score) if scored else None
             if best is not None:
                 self.policy = f"trial:{best.trial}"

@@ -46,6 +46,7 @@ class Settings:
     cache_dir: str | None = None
     data_dir: str | None = None
     keep_policies: bool = False
+    halving: int = 0
     on_infrastructure_failure: Literal["raise", "zero"] = "raise"
 
     def __post_init__(self) -> None:
@@ -55,7 +56,7 @@ class Settings:
                 object.__setattr__(self, field.name, int(value))
             elif isinstance(value, os.PathLike):
                 object.__setattr__(self, field.name, os.fspath(value))
-        check_fields(self, at_least=dict.fromkeys(("outer_steps", "group_size", "workers"), 1))
+        check_fields(self, at_least=dict.fromkeys(("outer_steps", "group_size", "workers"), 1) | {"halving": 0})
         try:
             json.dumps(dataclasses.asdict(self))
         except (TypeError, ValueError) as error:
@@ -136,6 +137,7 @@ class Scored:
         repeated: Whether this episode had proposed the class before.
         tokens: Tokens of the inner run's training.
         flops: Its estimated floating point operations.
+        stopped: Whether successive halving ended its training early: the score is that of a rung.
     """
 
     program: str
@@ -149,6 +151,7 @@ class Scored:
     repeated: bool = False
     tokens: int = 0
     flops: float = 0.0
+    stopped: bool = False
 
     def info(self) -> dict[str, Any]:
         """All but the score, which is the environment's reward."""

@@ -84,8 +84,9 @@ class RewardDesignVectorEnv(PublicFace, VectorEnv[dict[str, np.ndarray], np.ndar
         group = self.loop.score(ids)
         self._group = group
         self._ids, self._scores = ids, np.array([scored.score for scored in group], dtype=np.float64)
-        if self._scores.max() > self._best:
-            self._best, self._best_ids = float(self._scores.max()), ids[self._scores.argmax()]
+        whole = np.where([scored.stopped for scored in group], 0.0, self._scores)
+        if whole.max() > self._best:
+            self._best, self._best_ids = float(whole.max()), ids[whole.argmax()]
         scores, observation = self._scores.copy(), self._observation()
         infos = self._infos([scored.info() for scored in group])
         over = np.full(self.num_envs, self.loop.done)

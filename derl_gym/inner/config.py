@@ -125,7 +125,8 @@ class InnerConfig:
     """Wall-clock seconds after which the whole process group is killed: a failed run, retried."""
     checkpoint_seconds: float | None = 1800.0
     """Seconds of training after which its state is saved, again and again. A run that was killed goes on from there,
-    when it is retried and when the command is called again. ``None``: never; 0: after every generation phase."""
+    when it is retried and when the command is called again. ``None``: never; 0: after every generation phase. It takes
+    disk for the weights and the optimiser's state, for a moment twice."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Of the trained weights. At a learning rate of 1e-6 an update is lost in bfloat16's rounding: train all
     weights in float32 and compute in ``mixed_precision``, or train adapters on bfloat16 weights."""

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from derl_gym.inner.config import CLOCKWORK
 from derl_gym.programs import Analysis, InvalidProgram, RewardProgram
 from derl_gym.protocol import TEST_ANALYSIS
 from derl_gym.tasks import Primitive, load_task
@@ -53,6 +54,7 @@ class Run:
         config: The ledger's configuration.
         proposals: The ledger's proposals, each with its ``structure`` in addition.
         trials: The ledger's trials by identity, without their curves; see :meth:`with_curve`.
+        rungs: Those that successive halving made up to a rung; not among ``trials``.
         finals: The ledger's final trainings.
         tests: Test scores by trial, where the finished search was analysed on the test split.
         references: Identities of the trials that were reference runs.
@@ -76,6 +78,7 @@ class Run:
     proposer_seconds: float
     primitives: tuple[Primitive, ...]
     states: States = None
+    rungs: dict[str, Row] = field(default_factory=dict)
     repeats: tuple[Path, ...] = ()
 
     def steps(self) -> dict[int, list[list[Row]]]:
@@ -159,6 +162,14 @@ def _load(folder: Path) -> Run:
         trials = {row["identity"]: row for row in ledger.trials(curves=False)}
         proposals, finals = ledger.proposals(), ledger.finals()
         episodes, thought = ledger.episodes(), sum(ledger.proposer_seconds().values())
+    rungs = {}
+    if config.get("halving"):  # one that ended before its rung is recorded as the whole training as well
+        answers = {row["identity"] for row in proposals} | {row["reference"] for row in episodes}
+        rungs = {
+            identity: row
+            for identity, row in trials.items()
+            if (row["result"] or {}).get("of_steps") or identity not in answers
+        }
     asked = _agent_of(folder)
     seed = asked.get("seed", episodes[0]["seed"] if episodes else None)
     agent = str(asked.get("agent") or folder.name)
@@ -180,7 +191,8 @@ def _load(folder: Path) -> Run:
         seed=seed,
         config=config,
         proposals=(),
-        trials=trials,
+        trials={identity: row for identity, row in trials.items() if identity not in rungs},
+        rungs=rungs,
         finals=tuple(finals),
         tests=tests,
         references=references,
@@ -249,6 +261,8 @@ def _settings(config: Row) -> dict[str, str]:
     """What sets searches apart, as text; inner and task settings one by one, and nothing where nothing was set."""
     flat = {key: value for key, value in config.items() if key not in NO_DIFFERENCE}
     flat |= {f"inner.{key}": value for key, value in (config.get("inner_config") or config.get("inner") or {}).items()}
+    for name in CLOCKWORK:
+        flat.pop(f"inner.{name}", None)
     flat |= {f"final_inner.{key}": value for key, value in (config.get("final_inner") or {}).items()}
     flat |= {f"data.{split}": record["sha256"][:8] for split, record in (config.get("data") or {}).items()}
     flat |= {f"task.{key}": value for key, value in (config.get("task_options") or {}).items()}

@@ -29,6 +29,37 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Halved:
+    """What successive halving saved.
+
+    Attributes:
+        stopped: Step at which it stopped, and steps of the whole training -> programs that went no further.
+        saved: Training FLOPs that their whole trainings would have taken on top, at the rate up to where they stopped;
+            no cap is foreseen that would have ended them early.
+        full: Training FLOPs of the whole trainings of all programs of the contests, stopped ones estimated like that.
+        evaluation: FLOPs of the evaluations at the rungs.
+    """
+
+    stopped: dict[tuple[int, int], int]
+    saved: float
+    full: float
+    evaluation: float
+
+    def __str__(self) -> str:
+        """``"4 at step 4 of 16, 2 at step 8 of 16"``."""
+        return ", ".join(f"{count} at step {step} of {of}" for (step, of), count in self.stopped.items())
+
+    @property
+    def saving(self) -> str:
+        """The saved share of training, and what it cost, in words."""
+        share = self.saved / self.full if self.full else 0.0
+        return (
+            f"{100 * share:.0f} % of the training FLOPs that the same programs take to their end (estimated for those "
+            f"that were stopped); the evaluations at the rungs took {quantity(self.evaluation)} FLOPs"
+        )
+
+
+@dataclass(frozen=True)
 class AgentSummary:
     """One agent over all its seeds.
 
@@ -37,10 +68,10 @@ class AgentSummary:
         seeds: Searches (run directories and episodes).
         first: Mean validation score of the first outer step's proposals, over seeds; ``None`` before it is done.
         last: The same of each search's last complete outer step.
-        best: Highest validation score of a proposal.
+        best: Highest validation score of a proposal whose policy was trained to the end.
         best_program: The program that reached it first.
         test: Mean test score of the final trainings, over seeds; repeated openings of the test split are left out.
-        inner_runs: Inner runs that were trained and scored.
+        inner_runs: Inner runs that were trained and scored; those that were stopped early are in ``halved``.
         cached: Proposals answered without one.
         invalid: Proposals that scored 0 as invalid.
         failed: Proposals whose inner run failed for good.
@@ -54,6 +85,7 @@ class AgentSummary:
         processes: Cost of starting and ending the runs' processes.
         proposer: Cost of learning and writing, from a group's scores to the next group's programs. Its operations are
             not known.
+        halved: What successive halving stopped; ``None`` where there was none.
     """
 
     label: str
@@ -76,6 +108,7 @@ class AgentSummary:
     reference: Cost
     processes: Cost
     proposer: Cost
+    halved: Halved | None = None
 
     @property
     def parts(self) -> dict[str, Cost]:
@@ -147,13 +180,15 @@ def summarise(label: str, runs: Sequence[Run]) -> AgentSummary:
     """One agent's row."""
     proposals = [row for run in runs for row in run.proposals]
     trained = [row for run in runs for row in run.trials.values() if row["status"] in ("scored", "invalid")]
-    scored = [row for row in proposals if row["status"] == "scored"]
+    rungs = [row for run in runs for row in run.rungs.values()]
+    stopped = {row["identity"] for row in rungs}
+    scored = [row for row in proposals if row["status"] == "scored" and row["identity"] not in stopped]
     best = max(scored, key=lambda row: row["score"], default=None)
     episodes = [_episode_means(run, episode) for run in runs for episode in _episodes(run)]
     finals = [final for run in runs for final in run.finals]
     first_looks = [final for final in finals if not final["again"]]
     references = {identity for run in runs for identity in run.references}
-    spent = [row for row in trained if row["seconds"]]
+    spent = [row for row in [*trained, *rungs] if row["seconds"]]
     searched = [row for row in spent if row["identity"] not in references]
     reference = [row for row in spent if row["identity"] in references]
     training, evaluation = _cost(searched)
@@ -178,7 +213,34 @@ def summarise(label: str, runs: Sequence[Run]) -> AgentSummary:
         reference=Cost(sum(cost.seconds for cost in _cost(reference)), sum(cost.flops for cost in _cost(reference))),
         processes=Cost(max(0.0, sum(row["seconds"] - _run_seconds(row) for row in spent))),
         proposer=Cost(sum(run.proposer_seconds for run in runs)),
+        halved=_halved(runs) if rungs else None,
     )
+
+
+def _halved(runs: Sequence[Run]) -> Halved:
+    """Programs count once in a search, with the furthest that they came."""
+    stopped: dict[tuple[int, int], int] = {}
+    saved = full = evaluation = 0.0
+    for run in runs:
+        answers = {row["identity"] for row in run.proposals}
+        by_class = run.config.get("cache", "equivalent") == "equivalent"
+        reached: dict[tuple[object, ...], Row] = {}
+        for row in [*run.rungs.values(), *run.trials.values()]:
+            if row["status"] == "scored" and row["seconds"] and row["identity"] not in run.references:
+                who = (row["key"] if by_class else row["program"], row["seed"], row["policy"])
+                if who not in reached or row["result"]["steps"] > reached[who]["result"]["steps"]:
+                    reached[who] = row
+        for row in reached.values():
+            result = row["result"]
+            flops = result["flops"] - result["eval_flops"]
+            of_steps = result["of_steps"] or result["steps"]
+            full += flops * of_steps / result["steps"]
+            if row["identity"] in run.rungs and row["identity"] in answers:
+                saved += flops * (of_steps / result["steps"] - 1)
+                place = (result["steps"], of_steps)
+                stopped[place] = stopped.get(place, 0) + 1
+        evaluation += sum(row["result"]["eval_flops"] for row in run.rungs.values() if row["seconds"])
+    return Halved(dict(sorted(stopped.items())), saved, full, evaluation)
 
 
 def _cost(trials: Sequence[Row]) -> tuple[Cost, Cost]:
@@ -187,14 +249,19 @@ def _cost(trials: Sequence[Row]) -> tuple[Cost, Cost]:
     evaluation = sum(result.get("eval_flops") or 0.0 for result in results)
     training = sum(row["flops"] or 0.0 for row in trials) - evaluation
     return (
-        Cost(sum(result.get("train_seconds") or 0.0 for result in results), training),
+        Cost(sum(map(_train_seconds, results)), training),
         Cost(sum(result.get("eval_seconds") or 0.0 for result in results), evaluation),
     )
 
 
 def _run_seconds(trial: Row) -> float:
     result = trial["result"] or {}
-    return (result.get("train_seconds") or 0.0) + (result.get("eval_seconds") or 0.0)
+    return _train_seconds(result) + (result.get("eval_seconds") or 0.0)
+
+
+def _train_seconds(result: Row) -> float:
+    """Without those of a run that this one goes on from: they are counted there."""
+    return (result.get("train_seconds") or 0.0) - (result.get("before") or {}).get("train_seconds", 0.0)
 
 
 def _by_benchmark(finals: Sequence[Row]) -> dict[str, Estimate]:
@@ -244,6 +311,8 @@ def summary_table(run_dirs: Sequence[object]) -> Table:
         **{f"test, {name}, %": lambda s, name=name: s.benchmarks.get(name) for name in benchmarks},
         "openings of the test split": lambda s: s.openings or None,
         "inner runs": lambda s: s.inner_runs,
+        "stopped early": lambda s: s.halved,
+        "saved by that": lambda s: s.halved and s.halved.saving,
         "answered without one": lambda s: s.cached,
         "invalid": lambda s: s.invalid,
         "failed": lambda s: s.failed,
@@ -253,6 +322,6 @@ def summary_table(run_dirs: Sequence[object]) -> Table:
     }
     for name, read in rows.items():
         values = [read(summary) for summary in summaries]
-        if any(values) or not (name == "waiting" or "test" in name):
+        if any(values) or not (name in ("waiting", "stopped early", "saved by that") or "test" in name):
             table.add_row(name, *("-" if value is None else str(value) for value in values))
     return table
