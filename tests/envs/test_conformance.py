@@ -11,19 +11,28 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+import world_policies
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import FlattenObservation, NormalizeReward, RecordEpisodeStatistics, TimeLimit, TransformReward
 
 import derl_gym
 from derl_gym.envs import TextAction, TokenByToken, UnitCube
+from derl_gym.tasks.agent import HOW_TO_ANSWER
 
 TINY = {"steps": 1, "batch_size": 16, "eval_examples": 8}
 TINY_MATHEMATICS = {
     **{"steps": 1, "batch_size": 4, "num_generations": 2, "eval_examples": 2, "max_prompt_length": 300},
     **{"max_completion_length": 4, "eval_max_completion_length": 4, "max_flops_ratio": None},
 }
+TINY_WORLD = {
+    **{"steps": 1, "batch_size": 2, "num_generations": 2, "eval_examples": 1, "max_turns": 2, "world_workers": 1},
+    **{"max_completion_length": 4, "eval_max_completion_length": 4},
+}
 IDS = sorted(derl_gym.ENVIRONMENTS)
+OTHER_LEVELS = [id for id in IDS if id.endswith(("-L1-v0", "-L2-v0"))]
+"""They differ from L0 in their lists of games: what checks an environment's face by training programs again and again
+does so at L0 alone."""
 MATHEMATICS = ("DERL-GSM8K-v0", "DERL-MATH-v0", "DERL-MATH-GSM8K-v0")
 SETTINGS: dict[str, dict] = {}
 """By id: settings with which an inner run takes a moment."""
@@ -43,21 +52,42 @@ def few_problems(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return folder
 
 
+@pytest.fixture(scope="module")
+def small_policy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A policy with room for the first message of a world's game."""
+    return world_policies.make_policy(tmp_path_factory.mktemp("policy"), [HOW_TO_ANSWER], hidden=32, layers=1)
+
+
 @pytest.fixture(params=IDS)
-def environment_id(request: pytest.FixtureRequest) -> str:
+def any_id(request: pytest.FixtureRequest) -> str:
     """An id with its ``SETTINGS``."""
-    SETTINGS["DERL-Arithmetic-v0"] = {"inner": TINY}
-    if request.param not in SETTINGS and request.param not in MATHEMATICS:
-        pytest.skip(f"no settings are known with which an inner run of {request.param} takes a moment")
     if request.param not in SETTINGS:
-        folder, policy = request.getfixturevalue("few_problems"), request.getfixturevalue("data_dir") / "stories260k"
-        SETTINGS[request.param] = {
-            "preset": "smoke",
-            "inner": TINY_MATHEMATICS | {"policy": str(policy)},
-            "data_dir": str(folder),
-            "task_options": {"check_data": False},
-        }
+        SETTINGS[request.param] = _settings(request.param, request)
     return request.param
+
+
+@pytest.fixture(params=[id for id in IDS if id not in OTHER_LEVELS])
+def environment_id(request: pytest.FixtureRequest) -> str:
+    """The same without the other levels of the worlds."""
+    if request.param not in SETTINGS:
+        SETTINGS[request.param] = _settings(request.param, request)
+    return request.param
+
+
+def _settings(id: str, request: pytest.FixtureRequest) -> dict:
+    if id == "DERL-Arithmetic-v0":
+        return {"inner": TINY}
+    if id in MATHEMATICS:
+        folder, policy = request.getfixturevalue("few_problems"), request.getfixturevalue("data_dir") / "stories260k"
+        inner = TINY_MATHEMATICS | {"policy": str(policy)}
+        return {"preset": "smoke", "inner": inner, "data_dir": str(folder), "task_options": {"check_data": False}}
+    inner = TINY_WORLD | {"policy": request.getfixturevalue("small_policy")}
+    if "ALFWorld" in id:
+        folder = request.getfixturevalue("made_games")
+        return {"preset": "smoke", "inner": inner, "data_dir": str(folder), "task_options": {"check_data": False}}
+    request.getfixturevalue("scienceworld")
+    only = ["find-animal" if id.endswith("-L2-v0") else "find-living-thing"]
+    return {"preset": "smoke", "inner": inner, "task_options": {"only": only}}
 
 
 def make(environment_id: str, **settings) -> gym.Env:
@@ -111,8 +141,8 @@ def test_the_usual_wrappers_work(environment_id: str) -> None:
 
 
 @pytest.mark.parametrize("wrapper", [None, *WRAPPERS])
-def test_its_spec_rebuilds_it(environment_id: str, wrapper: type | None) -> None:
-    env = make(environment_id, flip=["g2"])
+def test_its_spec_rebuilds_it(any_id: str, wrapper: type | None) -> None:
+    env = make(any_id, flip=["g2"])
     env = env if wrapper is None else wrapper(env)
     for spec in (env.spec, EnvSpec.from_json(env.spec.to_json())):
         again = gym.make(spec)
@@ -123,8 +153,8 @@ def test_its_spec_rebuilds_it(environment_id: str, wrapper: type | None) -> None
         assert again.unwrapped.loop.settings == env.unwrapped.loop.settings
 
 
-def test_the_vector_environment_is_made_by_its_entry_point(environment_id: str) -> None:
-    envs = gym.make_vec(environment_id, num_envs=3, **SETTINGS[environment_id] | {"outer_steps": 2})
+def test_the_vector_environment_is_made_by_its_entry_point(any_id: str) -> None:
+    envs = gym.make_vec(any_id, num_envs=3, **SETTINGS[any_id] | {"outer_steps": 2})
     observation, infos = envs.reset(seed=1)
     assert observation in envs.observation_space
     assert envs.action_space.sample() in envs.action_space
@@ -136,6 +166,7 @@ def test_the_vector_environment_is_made_by_its_entry_point(environment_id: str) 
         assert scores.dtype == np.float64 and scores.shape == (3,)
         assert terminated.tolist() == [last] * 3 and not truncated.any()
         assert infos["program"].tolist() == ["g1", "g2", "2*g1"]
+        assert infos["status"].tolist() == ["scored"] * 3
     assert all(final in envs.single_observation_space for final in infos["final_obs"])
     assert infos["final_obs"][0]["progress"] == 1.0 and observation["progress"][0] == 0.0
     envs.close()
