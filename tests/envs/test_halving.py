@@ -21,7 +21,7 @@ from derl_gym import protocol
 from derl_gym.envs.halving import Halving, _ordinal, at_rung, ranking, shares
 from derl_gym.envs.inner_runs import InnerRuns, Trial
 from derl_gym.inner.result import InnerResult
-from derl_gym.report import summary_table
+from derl_gym.report import summary_table, write_report
 from derl_gym.report.runs import load_runs
 from derl_gym.report.summary import summarise
 from derl_gym.trials.ledger import Ledger, RunDirectoryMismatch
@@ -39,10 +39,11 @@ def search(run_dir: Path, groups: list[list[str]] = GROUPS, steps: int = 3, **gi
     told = {"task": "toy_tasks:Tested", "outer_steps": steps, "run_dir": str(run_dir), "inner": INNER} | given
     envs = gym.make_vec("DERL-Arithmetic-v0", num_envs=len(groups[0]), **told)
     try:
+        programs = envs.unwrapped.programs  # type: ignore[attr-defined]
         envs.reset(seed=1)
         infos = []
         for group in groups:
-            _, scores, *_, info = envs.step(np.stack([envs.unwrapped.programs.encode(text) for text in group]))
+            _, scores, *_, info = envs.step(np.stack([programs.encode(text) for text in group]))
             infos.append(info | {"score": scores})
         return infos
     finally:
@@ -224,7 +225,7 @@ def test_a_search_without_halving_takes_no_rungs_score(both, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_what_was_stopped_and_saved_is_in_the_report(both) -> None:
+def test_what_was_stopped_and_saved_is_in_the_report(both, tmp_path: Path) -> None:
     halved_dir, _ = both[2]
     summary = summarise("halved", load_runs([halved_dir]))
     halved = summary.halved
@@ -239,6 +240,8 @@ def test_what_was_stopped_and_saved_is_in_the_report(both) -> None:
     columns = summary_table([halved_dir]).columns
     said = dict(zip(columns[0].cells, columns[1].cells, strict=True))
     assert "at step 2 of 8" in str(said["stopped early"]) and "% of the training FLOPs" in str(said["saved by that"])
+    page = write_report([halved_dir], tmp_path / "report.html").read_text()
+    assert f"successive halving stopped inner runs early, {halved}. It saved {halved.saving}." in page
 
 
 KILLED = """

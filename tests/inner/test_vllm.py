@@ -30,7 +30,7 @@ GREEDY = {"backend": "vllm", "eval_temperature": 0.0, "eval_examples": 64, "max_
 LORA = {"lora_rank": 16, "optimizer": "adamw_torch", "learning_rate": 5e-3}
 
 
-def job(folder: Path, target: str, **settings: Any) -> dict[str, Any]:
+def job(folder: Path, target: str, extra: dict[str, Any] | None = None, **settings: Any) -> dict[str, Any]:
     """The result of one job of the embedded task, in a process of its own."""
     payload = {
         "task": "vllm_on_cpu:ArithmeticOnVllm",
@@ -43,11 +43,21 @@ def job(folder: Path, target: str, **settings: Any) -> dict[str, Any]:
         "eval_split": "validation",
         "split": "validation",
         "save_policy": True,
-    }
+    } | (extra or {})
     with LocalPool(attempts=1) as pool:
         outcome = next(iter(pool.run([Job(folder.name, f"derl_gym.inner.{target}:run", payload, folder, 300)])))
     assert outcome.result is not None, outcome.failure
     return outcome.result
+
+
+def test_a_training_that_has_paused_goes_on_with_its_weights_in_the_engine(tmp_path: Path) -> None:
+    first = job(tmp_path / "first", "train", {"until": 0.5, "eval_split": None}, steps=6, **GREEDY)
+    assert (first["steps"], first["of_steps"]) == (3, 6)
+    rest = job(tmp_path / "rest", "train", {"continues": str(tmp_path / "first")}, steps=6, **GREEDY)
+    assert rest["steps"] == 6 and rest["before"]["tokens"] == first["tokens"] < rest["tokens"]
+    assert rest["curve"][:3] == first["curve"] and len(rest["curve"]) == 6
+    # The engine has the base policy's weights when it starts: those of the checkpoint have to reach it.
+    assert 0 <= rest["sampling_logp_difference"] < 1e-4
 
 
 def test_an_inner_run_trains_syncs_weights_and_scores(tmp_path: Path) -> None:
