@@ -40,6 +40,7 @@ COMPUTED = {
     "fp16": "mixed_precision",
     "use_vllm": "backend",
     "vllm_max_model_length": "max_prompt_length",
+    "save_strategy": "checkpoint_seconds",
 }
 """Arguments of ``trl.GRPOConfig`` that ``train.trainer_arguments`` computes -> the setting that decides them."""
 

@@ -135,8 +135,8 @@ def test_every_argument_that_a_setting_decides_is_refused_elsewhere(
     monkeypatch.setattr(train, "GRPOConfig", dict)
     given = train.trainer_arguments(CONFIG, 1, "transformers", tmp_path)
     assert set(given) - set(PASSED_ON.values()) - set(COMPUTED) == {
-        *("output_dir", "seed", "data_seed", "use_cpu", "report_to", "save_strategy", "logging_strategy"),
-        *("logging_steps", "disable_tqdm", "vllm_mode", "ddp_find_unused_parameters"),
+        *("output_dir", "seed", "data_seed", "use_cpu", "report_to", "logging_strategy", "logging_steps"),
+        *("disable_tqdm", "vllm_mode", "ddp_find_unused_parameters"),
     }
 
 
