@@ -90,7 +90,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--first-seed", type=int, default=300)
-    parser.add_argument("--steps", type=int, default=6, help="outer steps")
+    parser.add_argument("--steps", type=int, default=4, help="outer steps")
     parser.add_argument("--halving", type=int, default=2)
     parser.add_argument("--workers", type=int, default=2)
     asked = parser.parse_args()
