@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 VLLM_VENV := .venv-vllm
 OUT ?= runs/demo
+JOBS ?= 2
 INSTALLED_BY := pyproject.toml constraints.txt
 
 .DEFAULT_GOAL := help
@@ -15,8 +16,9 @@ help: ## List the targets
 demo: $(VENV)/.installed-demo ## Compare three proposers on DERL-Arithmetic-v0 and write an HTML report (minutes, CPU)
 	$(BIN)/derl-gym compare DERL-Arithmetic-v0 --agents random derl derl-elite --outer-steps 8 --cache off --workers 2 --out $(OUT)
 
-test: $(VENV)/.installed-test ## Run all tests but those that need vLLM
-	$(BIN)/python -m pytest -q -m "not vllm"
+# A file's tests stay together: they share what took long to make.
+test: $(VENV)/.installed-test ## Run all tests but those that need vLLM, JOBS files at a time
+	$(BIN)/python -m pytest -q -m "not vllm" -n $(JOBS) --dist loadfile
 
 lint: $(VENV)/.installed-test ## Run ruff and pyright
 	$(BIN)/ruff check .
