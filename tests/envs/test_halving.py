@@ -293,6 +293,17 @@ def test_a_training_that_a_cap_ends_before_the_rung_is_whole(tmp_path: Path) -> 
     assert info["score"].tolist() == plain["score"].tolist() and "by the cap of 1 tokens" in info["reason"][0]
 
 
+@pytest.mark.slow
+def test_the_reference_run_that_caps_the_others_is_not_halved(tmp_path: Path) -> None:
+    """Its program is answered by it; the others' whole trainings have the cap that they have without halving."""
+    groups, ratio = [["g1", "g2", "g1-g2", "g1+g2"]], INNER | {"max_flops_ratio": 1.5}
+    (plain,) = search(tmp_path / "0", groups, inner=ratio)
+    (info,) = search(tmp_path / "1", groups, halving=1, inner=ratio)
+    assert info["stopped"].sum() == 1 and not info["stopped"][0], "two of three go on, besides g1"
+    for i in np.flatnonzero(~info["stopped"]):
+        assert (info["trial"][i], info["score"][i]) == (plain["trial"][i], plain["score"][i])
+
+
 def test_a_group_that_comes_in_parts_is_refused(tmp_path: Path) -> None:
     env = gym.make("DERL-Arithmetic-v0", task="toy_tasks:Digits", halving=1, group_size=4, run_dir=str(tmp_path / "a"))
     env.reset(seed=0)
