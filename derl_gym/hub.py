@@ -18,9 +18,14 @@ def use_cache_without_network(model: str, patience: float = 10.0) -> None:
     Args:
         model: Hub name or folder.
         patience: Seconds that the hub may take to accept a connection.
+
+    Raises:
+        FileNotFoundError: when the model is a path, and no folder is there.
     """
     if Path(model).is_dir():
         return
+    if model.startswith(("/", ".")):  # a path, and on another machine of a cluster perhaps none that exists
+        raise FileNotFoundError(f"no such policy folder: {model}")
     from huggingface_hub import constants
 
     if not hub_answers(patience):

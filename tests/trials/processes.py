@@ -46,6 +46,7 @@ class Script:
         env = {**os.environ, "DERL_GYM_TEST": self.mark, "PYTHONPATH": os.pathsep.join(filter(None, roots))}
         self.process = subprocess.Popen(
             [sys.executable, str(path)],
+            stdin=subprocess.PIPE,  # a script may wait for its end, which is when the test says so
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

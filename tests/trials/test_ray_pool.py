@@ -108,9 +108,10 @@ def test_a_killed_ray_worker_is_a_failed_attempt(cluster, tmp_path: Path) -> Non
                 break
             started.append(event)
             if event.attempt == 1:
-                server = psutil.Process(event.pid).parent()
-                os.kill(server.ppid(), signal.SIGKILL)
-                assert wait_until(lambda pids=(event.pid, server.pid): not any(map(alive, pids)), 5)
+                server, launcher, worker, *_ = [parent.pid for parent in psutil.Process(event.pid).parents()]
+                os.kill(worker, signal.SIGKILL)
+                left = (event.pid, server, launcher)
+                assert wait_until(lambda left=left: not any(map(alive, left)), 5)
     assert [(start.attempt, start.host) for start in started] == [(1, os.uname().nodename), (2, os.uname().nodename)]
     assert event.result is not None and event.attempts == 2
     assert (tmp_path / "0" / "log.txt").read_text().count("== attempt 2, pid") == 1
@@ -118,20 +119,14 @@ def test_a_killed_ray_worker_is_a_failed_attempt(cluster, tmp_path: Path) -> Non
 
 def test_gpus_of_the_nodes_are_leased_and_never_shared(cluster, tmp_path: Path) -> None:
     """Jobs of one GPU on the three of two nodes, with crashes among them; then jobs of two GPUs, each on one node."""
-    nodes: dict[str, int] = {}
     here = {"place": str(tmp_path / "here"), "count": 3}  # three at once, or the test takes a minute and fails
+    jobs = [Job(name, "targets:kills_itself", {"signal": 9}, tmp_path / name) for name in ("crash1", "crash2")]
+    jobs += make(tmp_path / "one", "meets", *[here] * 4)
     with ray_pool(workers=5, gpus=1) as pool:
-        jobs = [Job(name, "targets:kills_itself", {"signal": 9}, tmp_path / name) for name in ("crash1", "crash2")]
-        jobs += make(tmp_path / "one", "meets", *[here] * 4)
-        leases = []
-        for event in pool.events(jobs):
-            if isinstance(event, Started):
-                nodes[event.job.id] = raylet_of(event.pid)
-            elif event.id.startswith("crash"):
-                assert event.attempts == 2
-            else:
-                assert event.result is not None
-                leases.append((nodes[event.id], event.result["device"], event.result["begin"], event.result["end"]))
+        outcomes = {outcome.id: outcome for outcome in pool.run(jobs)}
+    assert outcomes.pop("crash1").attempts == outcomes.pop("crash2").attempts == 2
+    runs = [outcome.result for outcome in outcomes.values()]
+    leases = [(*run["nodes"], run["device"], run["begin"], run["end"]) for run in runs]
     used = {lease[:2] for lease in leases}
     assert sorted(device for _, device in used) == ["0", "0", "1"] and len({node for node, _ in used}) == 2
     for lease in used:
@@ -165,6 +160,23 @@ def test_a_node_that_goes_away_is_a_failed_attempt(cluster, tmp_path: Path) -> N
     assert sorted(outcome.attempts for outcome in outcomes) == [1, 1, 2] and all(o.result for o in outcomes)
     with ray_pool(gpus=4) as pool, pytest.raises(PoolError, match="4 GPUs"):
         list(pool.run(make(tmp_path, "quick", {})))
+
+
+def test_a_worker_that_hangs_is_given_up(cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from derl_gym.trials import ray_pool as module
+
+    monkeypatch.setattr(module, "_GRACE", 1.0)
+    monkeypatch.setattr(module, "_LOOK", 0.5)
+    frozen: list[int] = []
+    with ray_pool() as pool:
+        for event in pool.events(make(tmp_path, "begin_and_end", {"seconds": 0.5}, timeout=5.0)):
+            if isinstance(event, Outcome):
+                break
+            if event.attempt == 1:
+                frozen.append(psutil.Process(event.pid).parents()[2].pid)
+                os.kill(frozen[0], signal.SIGSTOP)
+    os.kill(frozen[0], signal.SIGKILL)
+    assert event.result is not None and event.attempts == 2
 
 
 def test_closing_kills_what_runs_and_leaves_nothing(cluster, tmp_path: Path) -> None:
