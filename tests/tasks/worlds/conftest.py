@@ -1,9 +1,11 @@
-"""Fixtures of the text worlds: scripts in processes of their own."""
+"""Fixtures of the text worlds: scripts in processes of their own, games of the older distribution."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -33,3 +35,18 @@ def script(tmp_path: Path) -> Iterator[Callable[[str], Script]]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, 9)
         one.process.communicate()
+
+
+@pytest.fixture
+def old_games(made_games: Path, tmp_path: Path) -> Path:
+    """The same games with the older distribution's command."""
+    shutil.copytree(made_games, tmp_path / "old")
+    for path in (tmp_path / "old").rglob("game.tw-pddl"):
+        game = json.loads(path.read_text())
+        game["grammar"] = game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
+        game["walkthrough"] = [
+            f"put {step[5:].replace(' to ', ' in/on ')}" if step.startswith("move ") else step
+            for step in game["walkthrough"]
+        ]
+        path.write_text(json.dumps(game))
+    return tmp_path / "old"

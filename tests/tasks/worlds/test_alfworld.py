@@ -30,21 +30,6 @@ def world(made_games: Path) -> Iterator[ALFWorld]:
     world.close()
 
 
-@pytest.fixture
-def old_games(made_games: Path, tmp_path: Path) -> Path:
-    """The same games with the older distribution's command."""
-    shutil.copytree(made_games, tmp_path / "old")
-    for path in (tmp_path / "old").rglob("game.tw-pddl"):
-        game = json.loads(path.read_text())
-        game["grammar"] = game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")
-        game["walkthrough"] = [
-            f"put {step[5:].replace(' to ', ' in/on ')}" if step.startswith("move ") else step
-            for step in game["walkthrough"]
-        ]
-        path.write_text(json.dumps(game))
-    return tmp_path / "old"
-
-
 def wander(world: ALFWorld, game: str, seed: int, steps: int = 12) -> Iterator[Turn]:
     draw = random.Random(seed)
     yield (turn := world.reset(game))
