@@ -13,6 +13,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from derl_gym.tasks import Example, Primitive, Task
+from derl_gym.tasks.agent import AgentTask
+from derl_gym.tasks.worlds import WorldFailed
 
 ODD_TEXTS = ("", " ", "\x00", "\ud800", "\\boxed{", "}" * 5000, "{" * 5000, "9" * 5000, "-" * 5000, "\u0664\u0662")
 """Outputs that a policy may well write and a primitive must survive."""
@@ -39,6 +41,7 @@ def check_task(task: Task, limit: int | None = None) -> Report:
     Examples must be JSON-able, have a prompt, come in the same order each time and be on one side of the split only.
     Primitives must be named g1..gk and give a declared value on every text, odd ones included; an empty output must
     not be correct; and a gold solution, where the task knows one, must be correct and have every primitive at its best.
+    Of an agent task one game per split is begun, and won by its walkthrough where the world knows one.
 
     Args:
         task: The task.
@@ -71,7 +74,10 @@ def check_task(task: Task, limit: int | None = None) -> Report:
         return report
     report.problems += _about_odd_texts(task, splits["train"][0])
     for split, examples in splits.items():
-        _about_gold(task, split, examples[:limit], report)
+        if isinstance(task, AgentTask):
+            _about_game(task, split, examples[0], report)
+        else:
+            _about_gold(task, split, examples[:limit], report)
     return report
 
 
@@ -107,6 +113,36 @@ def _about_odd_texts(task: Task, example: Example) -> list[str]:
         if solved and not text.strip():
             problems.append(f"the output {shown} counts as correct")
     return problems
+
+
+def _about_game(task: AgentTask, split: str, example: Example, report: Report) -> None:
+    """Begin a game, and play its walkthrough."""
+    game = example["game"]
+    try:
+        with task.open_pool(1) as pool:
+            turn = pool.reset_all({0: game})[0]
+            if isinstance(turn, WorldFailed):
+                raise turn
+            task.opening(turn)
+            try:
+                commands = pool.walkthrough(game)
+            except (NotImplementedError, ValueError) as error:
+                report.lines.append(f"{split}: game {game} begins; no walkthrough was played: {error}")
+                return
+            turn = pool.reset_all({0: game})[0]
+            for command in commands:
+                if isinstance(turn, WorldFailed):
+                    raise turn
+                task.message(turn)
+                if turn.over:
+                    break
+                turn = pool.step_all({0: command})[0]
+    except Exception as error:
+        report.problems.append(f"game {game} of {split} cannot be played: {type(error).__name__}: {error}")
+        return
+    if isinstance(turn, WorldFailed) or not turn.won:
+        report.problems.append(f"the walkthrough of game {game} of {split} does not win it: {turn}")
+    report.lines.append(f"{split}: game {game} was played by its walkthrough of {len(commands)} commands")
 
 
 def _about_gold(task: Task, split: str, examples: Sequence[Example], report: Report) -> None:

@@ -14,8 +14,15 @@ from rich.markup import escape
 
 from derl_gym.cli.command import Command, EnvironmentId, Failed, check_packages, find_spec, pairs
 from derl_gym.cli.programs import task_of
+from derl_gym.envs.identity import policy_folder
 from derl_gym.envs.settings import make_settings
+from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.agent import AgentTask
+from derl_gym.trials.private import private_folder, write_private
+from derl_gym.trials.run_directory import locked
+
+REASONS = 10
+"""Reasons that are told of why games were left out: each damaged game has its own."""
 
 
 @dataclasses.dataclass
@@ -28,7 +35,8 @@ class Warmstart(Command):
     env: EnvironmentId
     """Id of the environment."""
     out: Annotated[Path, tyro.conf.arg(metavar="DIR")]
-    """Folder for the episodes (episodes.jsonl), the trained policy (policy) and what was done (warm_start.json)."""
+    """Folder for the episodes (episodes.jsonl), the trained policy (policy) and what was done (warm_start.json). One
+    that an interrupted warm start left will do."""
     data: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Episodes of your own, as JSONL (docs/warm_start.md), instead of walkthroughs."""
     episodes: Annotated[int, tyro.conf.arg(metavar="N")] = 200
@@ -45,9 +53,10 @@ class Warmstart(Command):
     seed: int = 0
     """Of the order of the episodes and of the slips."""
     preset: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
-    """Settings for a machine of some size; the policy and its limits are the preset's."""
+    """Settings for a machine of some size: the policy, its precision and the tokens of an episode are the preset's."""
     inner: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
-    """Settings of the inner runs as KEY=VALUE, such as policy=FOLDER or max_episode_tokens=4096."""
+    """Settings of the inner runs as KEY=VALUE, such as policy=FOLDER or max_episode_tokens=4096. Walkthroughs may have
+    max_turns turns, or the task's own where it is not given here, whatever the preset's."""
     task_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """Options of the task as KEY=VALUE, such as check_data=False."""
     data_dir: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
@@ -58,16 +67,28 @@ class Warmstart(Command):
         check_packages()
         if self.episodes < 1 or not 0 <= self.slips <= 1:
             raise ValueError("--episodes must be at least 1, and --slips a probability")
-        given = {"preset": self.preset, "inner": pairs(self.inner, "--inner")}
+        inner = pairs(self.inner, "--inner")
+        given = {"preset": self.preset, "inner": inner}
         settings = make_settings(find_spec(self.env).kwargs | {key: value for key, value in given.items() if value})
         task = task_of(self.env, self.data_dir, pairs(self.task_options, "--task-options"))
         if not isinstance(task, AgentTask):
             raise ValueError(f"{self.env} plays no episodes: a warm start is for agent tasks")
         config = task.inner.override(**settings.inner)
+        longest = config.max_turns if "max_turns" in inner else task.inner.max_turns
+        start = config.policy or task.base_policy
+        if (folder := policy_folder(start)) is not None:
+            start = str(folder)
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out must be a folder: {self.out} is a file")
+        private_folder(self.out)
+        with locked(self.out / "lock"):
+            return self._run(task, start, config, longest)
+
+    def _run(self, task: AgentTask, start: str, config: InnerConfig, longest: int) -> int:
         policy = self.out / "policy"
         if policy.exists():
             raise ValueError(f"{policy} is there already: choose another --out")
-        from derl_gym.inner.warmstart import WarmStart, train  # torch
+        from derl_gym.inner.warmstart import WarmStart, reader_of, train  # torch
         from derl_gym.tasks.expert import read_rows
 
         how = WarmStart(
@@ -78,16 +99,18 @@ class Warmstart(Command):
             seed=self.seed,
         )
         console = Console(stderr=True, highlight=False)
-        rows = read_rows(self.data) if self.data is not None else self._walkthroughs(task, config.max_turns, console)
-        start = config.policy or task.base_policy
+        reader_of(start, config)  # a policy that will not do is found out now
+        rows = read_rows(self.data) if self.data is not None else self._walkthroughs(task, longest, console)
         console.print(f"training {escape(start)} on {len(rows)} episodes")
 
         def ended(epoch: int, loss: float) -> None:
             console.print(f"epoch {epoch}/{how.epochs}: loss {loss:.4f} per token")
 
         found = train(start, rows, policy, how, config, ended)
-        found = {"env": self.env, "policy": start, "settings": dataclasses.asdict(how), **found}
-        (self.out / "warm_start.json").write_text(json.dumps(found, indent=1))
+        made = {"data": str(self.data)} if self.data is not None else {"slips": self.slips, "max_turns": longest}
+        asked = {"env": self.env, "task_options": list(self.task_options), "policy": start, **made}
+        found = {**asked, "settings": dataclasses.asdict(how), **found}
+        write_private(self.out / "warm_start.json", json.dumps(found, indent=1))
         if found["too_long"]:
             console.print(f"{found['too_long']} episodes were too long for the policy and left out")
         print(f"policy: {policy} (use it with --inner policy={policy})")
@@ -98,7 +121,6 @@ class Warmstart(Command):
 
         examples = task.load("train")
         rows: list[dict[str, Any]] = []
-        self.out.mkdir(parents=True, exist_ok=True)
         with task.open_pool(1) as pool, (self.out / "episodes.jsonl").open("w") as file:
             experts = Experts(task, pool, longest, self.slips, self.seed)
             for row in islice(experts.episodes(examples), self.episodes):
@@ -106,8 +128,10 @@ class Warmstart(Command):
                 file.write(json.dumps(row) + "\n")
                 if len(rows) % 20 == 0:
                     console.print(f"{len(rows)} of {self.episodes} episodes")
-        for reason, count in experts.left_out.items():
+        for reason, count in experts.left_out.most_common(REASONS):
             console.print(f"{count} games left out: {escape(reason)}", soft_wrap=True)
+        if more := sum(experts.left_out.values()) - sum(count for _, count in experts.left_out.most_common(REASONS)):
+            console.print(f"{more} games left out for other reasons")
         if not rows:
             raise Failed(f"none of the {len(examples)} training games gave an expert episode")
         return rows

@@ -70,9 +70,14 @@ def evaluate(
         ``score``, ``standard_error`` and ``scores`` (see :func:`pass_at_1`), ``primitive_means`` (k floats, over
         the completions), ``n_evaluated`` and ``n_too_long`` (examples), ``tokens`` and ``eval_seconds``. Of an agent
         task, a game is too long whose first message leaves no room for a reply.
+
+    Raises:
+        ValueError: the split has no examples, and so there is no score.
     """
     started = time.monotonic()
     examples = first_of_each(task.load(split), config.eval_examples)
+    if not examples:
+        raise ValueError(f"{type(task).__name__} has no {split} examples to evaluate on")
     prompts: list[Any] = examples  # an episode begins with what the world says
     fitting = list(range(len(examples)))
     if not isinstance(task, AgentTask):
@@ -126,7 +131,12 @@ def pass_at_1(solved: np.ndarray, benchmarks: Sequence[str | None], headline: Se
     Returns:
         ``score`` in [0, 1], ``standard_error`` (``None`` where it takes more than one example), and ``scores``,
         the accuracy by benchmark.
+
+    Raises:
+        ValueError: there are no examples.
     """
+    if not len(solved):
+        raise ValueError("expected at least one example, got none: there is no score")
     rows = {name: np.flatnonzero([b == name for b in benchmarks]) for name in dict.fromkeys(benchmarks) if name}
     parts = [solved[rows[name]] for name in headline if name in rows] or [solved]
     errors = [part.std(ddof=1) / math.sqrt(len(part)) if len(part) > 1 else None for part in parts]
@@ -181,7 +191,7 @@ def run(payload: dict[str, Any], folder: Path) -> dict[str, Any]:
         model = AutoModelForCausalLM.from_pretrained(policy, dtype=getattr(torch, config.dtype))
         model.to(device)  # type: ignore[arg-type]
         sample = transformers_sample(model, tokenizer, config)
-    stops = stop_ids(_generation_config(policy, described), tokenizer)
+    stops = stop_ids(generation_config(policy, described), tokenizer)
     style = resolve_style(config.prompt_style, tokenizer, stops)
     longest = completion_length(config)
     with worlds_of(task, config) as pool:
@@ -206,7 +216,8 @@ def load_tokenizer(policy: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _generation_config(policy: str, described: PretrainedConfig) -> GenerationConfig:
+def generation_config(policy: str, described: PretrainedConfig) -> GenerationConfig:
+    """The policy's own generation settings, or those that its configuration makes."""
     try:
         return GenerationConfig.from_pretrained(policy)
     except OSError:  # it has no generation_config.json

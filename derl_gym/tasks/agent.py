@@ -132,19 +132,27 @@ class AgentTask(Task):
         """Kind of a game, whose success rate is reported apart; empty: there is one kind only."""
         return ""
 
-    def keep(self, games: dict[str, list[str]], only: Sequence[str] | None) -> dict[str, list[str]]:
-        """The games of some kinds; ``None``: all.
+    def keep(self, games: dict[str, list[str]], only: str | Sequence[str] | None) -> dict[str, list[str]]:
+        """The games of some kinds, or of one; ``None``: all.
 
         Raises:
-            ValueError: a kind that there is no game of.
+            ValueError: a kind that there is no game of, or a split that is left without games: a search trains and
+                validates, and what it finds is tested.
         """
+        if only is None:
+            return games
+        kinds = [only] if isinstance(only, str) else list(only)
         known = {self.kind_of(game) for part in games.values() for game in part}
-        if only is not None and (unknown := sorted(set(only) - known)):
+        if unknown := sorted({str(kind) for kind in kinds} - known):
             raise ValueError(f"{self.name} has no games of {', '.join(unknown)}; it has {', '.join(sorted(known))}")
-        return {
-            split: [game for game in part if only is None or self.kind_of(game) in only]
-            for split, part in games.items()
-        }
+        kept = {split: [game for game in part if self.kind_of(game) in kinds] for split, part in games.items()}
+        for split, part in kept.items():
+            if not part:
+                there = ", ".join(sorted({self.kind_of(game) for game in games[split]}))
+                raise ValueError(
+                    f"only={kinds} leaves {self.name} without {split} games, which are of {there or 'no kind'}"
+                )
+        return kept
 
     # -- games and verdict ------------------------------------------------------------------------------
 

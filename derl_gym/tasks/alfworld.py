@@ -27,7 +27,7 @@ class ALFWorldL0(AgentTask):
         compat: See :class:`AgentTask`.
         split_seed: Seed of the 8:2 split of the training games.
         check_data: Refuse data that do not hold the published numbers of games.
-        only: Types of games to keep, such as ``["pick", "look"]``; ``None``: all of the level.
+        only: Types of games to keep, such as ``["pick", "look"]`` or ``"pick"``; ``None``: all of the level.
     """
 
     name = "alfworld-l0"
@@ -70,7 +70,7 @@ class ALFWorldL0(AgentTask):
         compat: Compat | None = None,
         split_seed: int = 0,
         check_data: bool = True,
-        only: Sequence[str] | None = None,
+        only: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(data_dir, compat)
         self.split_seed, self.check_data, self.only = split_seed, check_data, only

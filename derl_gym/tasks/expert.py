@@ -59,7 +59,7 @@ class Experts:
                 continue
             try:
                 row = self._play(example["game"], self.pool.walkthrough(example["game"]))
-            except WorldFailed as failed:
+            except (WorldFailed, ValueError, FileNotFoundError) as failed:  # the latter two of a damaged game
                 self.left_out[f"world failed: {failed}"] += 1
                 continue
             if not isinstance(row, str):
@@ -143,11 +143,11 @@ def read_rows(path: Path) -> list[Row]:
         ValueError: says which line is no episode, and why.
     """
     rows: list[Row] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n"), start=1):  # JSON allows other line ends in a text
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
         except ValueError as error:
             raise ValueError(f"{path}, line {number} is not JSON: {error}") from error
         if problem := _problem(row):
@@ -168,6 +168,12 @@ def _problem(row: Any) -> str:
             return f'message {place + 1} must have the role "{role}" and text as its content'
         if message.get("weight", 1) not in (0, 1):
             return f"the weight of message {place + 1} must be 0 or 1, not {message['weight']!r}"
+        try:
+            message["content"].encode()
+        except UnicodeEncodeError as error:
+            return f"message {place + 1} is no text: {error.reason} at character {error.start + 1}"
     if len(messages) % 2:
         return "an episode ends with the assistant's message"
+    if not any(message.get("weight", 1) for message in messages[1::2]):
+        return "nothing is to be learned: every reply has weight 0"
     return ""

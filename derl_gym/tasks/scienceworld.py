@@ -33,7 +33,7 @@ class ScienceWorldL0(AgentTask):
         data_dir: Not used: the simulator brings its tasks along.
         compat: See :class:`AgentTask`.
         split_seed: Seed of the 8:2 split of the training variations.
-        only: Tasks to keep, such as ``["boil", "melt"]``; ``None``: all of the level.
+        only: Tasks to keep, such as ``["boil", "melt"]`` or ``"boil"``; ``None``: all of the level.
     """
 
     name = "scienceworld-l0"
@@ -76,7 +76,7 @@ class ScienceWorldL0(AgentTask):
         data_dir: str | None = None,
         compat: Compat | None = None,
         split_seed: int = 0,
-        only: Sequence[str] | None = None,
+        only: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(data_dir, compat)
         self.split_seed, self.only = split_seed, only

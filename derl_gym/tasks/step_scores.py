@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
@@ -17,7 +18,7 @@ TAGS = ("planning", "explore", "reflection", "monitor")
 
 Compat = Literal["rlvmr"]
 
-_MARK = re.compile(rf"<(/?)({'|'.join(TAGS)}|action)>", re.IGNORECASE)
+_MARK = re.compile(rf"<(/?)({'|'.join(TAGS)}|action)>", re.IGNORECASE | re.ASCII)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Reply:
         tag: The kind of thought, one of :data:`TAGS`; ``None`` unless there is exactly one.
         thought: What stands inside the tag.
         valid: Exactly one action, exactly one tag, neither of them empty, and the tag ends before the action begins.
+            What has nothing to be seen in it, such as zero-width characters, is empty.
     """
 
     action: str | None
@@ -47,10 +49,10 @@ def parse_reply(text: str) -> Reply:
     marks = list(_MARK.finditer(text))
     names = [match[2].lower() for match in marks]
     action_at, tag_at = _only(marks, [name == "action" for name in names]), _only(marks, [n != "action" for n in names])
-    action = _inside(text, marks, action_at) if action_at is not None else ""
+    action = _seen(_inside(text, marks, action_at)) if action_at is not None else ""
     tag = thought = None
     if tag_at is not None and names[tag_at] == names[tag_at + 1]:
-        tag, thought = names[tag_at], text[marks[tag_at].end() : marks[tag_at + 1].start()].strip()
+        tag, thought = names[tag_at], _seen(text[marks[tag_at].end() : marks[tag_at + 1].start()].strip())
     valid = bool(action and thought) and (tag_at, action_at) == (0, 2)
     return Reply(action or None, tag, thought or "", valid)
 
@@ -153,6 +155,11 @@ def _only(marks: Sequence[re.Match], chosen: Sequence[bool]) -> int | None:
 
 def _inside(text: str, marks: Sequence[re.Match], place: int) -> str:
     return " ".join(text[marks[place].end() : marks[place + 1].start()].split())
+
+
+def _seen(text: str) -> str:
+    """The text; empty where it has no letter, number, punctuation or symbol in it."""
+    return text if any(unicodedata.category(char)[0] in "LNPS" for char in text) else ""
 
 
 def _same(action: str) -> str:

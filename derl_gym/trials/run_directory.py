@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import fcntl
 import json
 import os
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -142,6 +143,20 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a folder that one process at a time may write; ``path`` is the lock's file in it.
+
+    Raises:
+        LockedRunDirectory: another live process holds it.
+    """
+    descriptor = _lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock(path: Path) -> int:

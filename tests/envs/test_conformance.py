@@ -86,7 +86,7 @@ def _settings(id: str, request: pytest.FixtureRequest) -> dict:
         folder = request.getfixturevalue("made_games")
         return {"preset": "smoke", "inner": inner, "data_dir": str(folder), "task_options": {"check_data": False}}
     request.getfixturevalue("scienceworld")
-    only = ["find-animal" if id.endswith("-L2-v0") else "find-living-thing"]
+    only = ["find-animal", "find-plant"] if id.endswith("-L2-v0") else "find-living-thing"
     return {"preset": "smoke", "inner": inner, "task_options": {"only": only}}
 
 

@@ -57,6 +57,26 @@ class Parity:
         return [[float(self.correct(c, e)), float(len(c))] for c, e in zip(completions, examples, strict=True)]
 
 
+def test_no_examples_give_no_score() -> None:
+    with pytest.raises(ValueError, match="expected at least one example, got none"):
+        evaluation.pass_at_1(np.zeros(0), [])
+
+    class Nothing(Parity):
+        def load(self, split: Split) -> list[Example]:
+            return []
+
+    with pytest.raises(ValueError, match="Nothing has no test examples to evaluate on"):
+        evaluation.evaluate(
+            Nothing(),  # type: ignore[arg-type]
+            "test",
+            lambda prompts: ([], 0),
+            InnerConfig(),
+            seed=0,
+            tokenizer=make_tokenizer(),
+            style="plain",
+        )
+
+
 def test_several_samples_of_an_example_are_averaged() -> None:
     asked: list[Any] = []
 

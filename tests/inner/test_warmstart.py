@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 from typing import Any
 
 import pytest
 import toy_agents
+import world_policies
 
 from derl_gym.cli import main
+from derl_gym.tasks.agent import HOW_TO_ANSWER
+from derl_gym.trials.run_directory import locked
 
 warmstart = pytest.importorskip("derl_gym.inner.warmstart")
 
@@ -78,6 +82,33 @@ def test_episodes_that_are_too_long_are_left_out(tmp_path: Path, rows: list[dict
         warmstart.train(start, rows, tmp_path / "none", WarmStart(), config.override(max_episode_tokens=9))
 
 
+def test_episodes_without_anything_to_learn_are_refused(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    start = toy_agents.make_policy(tmp_path / "start")
+    dull = {"messages": [message | {"weight": 0} for message in rows[0]["messages"]]}
+    with pytest.raises(ValueError, match="nothing is to be learned from episode 2: every reply has weight 0"):
+        warmstart.train(start, [rows[0], dull], tmp_path / "out", WarmStart(), TASK.inner)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_policy_is_written_whole_or_not_at_all(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    start = toy_agents.make_policy(tmp_path / "start")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))  # the weights have some 300 kB
+    try:
+        with pytest.raises(Exception, match="(?i)too large"):
+            warmstart.train(start, rows[:2], tmp_path / "out", WarmStart(epochs=1), TASK.inner)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [path.name for path in tmp_path.iterdir()] == ["start"]
+    (tmp_path / ".out").mkdir()  # as a process leaves it that is killed while it writes
+    (tmp_path / ".out" / "model.safetensors").write_bytes(b"half")
+    warmstart.train(start, rows[:2], tmp_path / "out", WarmStart(epochs=1), TASK.inner)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "start"]
+    assert (tmp_path / "out" / "model.safetensors").stat().st_size > 100_000
+    with pytest.raises(ValueError, match="out is there already"):
+        warmstart.train(start, rows[:2], tmp_path / "out", WarmStart(epochs=1), TASK.inner)
+
+
 def test_settings_are_checked() -> None:
     with pytest.raises(ValueError, match="epochs must be a whole number of at least 1, not 0"):
         WarmStart(epochs=0)
@@ -108,3 +139,47 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "is there already" in capsys.readouterr().err
     assert main(["warmstart", "toy_ids:DERL-Digits-v0", "--out", str(tmp_path / "no")]) == 2
     assert "plays no episodes" in capsys.readouterr().err
+
+
+def test_what_is_wrong_is_said_before_the_walkthroughs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    start = Path(toy_agents.make_policy(tmp_path / "start"))
+    out, afile = tmp_path / "warm", tmp_path / "file"
+    afile.write_text("")
+    given = ["warmstart", "toy_ids:DERL-Coins-v0", "--episodes", "2", "--epochs", "1"]
+
+    def refused(message: str, out: Path = out, policy: Path = start) -> None:
+        assert main([*given, "--out", str(out), "--inner", f"policy={policy}"]) == 2
+        assert message in capsys.readouterr().err
+        assert not (out / "episodes.jsonl").exists()
+
+    refused(f"--out must be a folder: {afile} is a file", out=afile)
+    refused(f"no such policy folder: {tmp_path}/none", policy=tmp_path / "none")
+    refused(f"{afile.parent} is no policy: expected config.json and *.safetensors", policy=tmp_path)
+    refused("file", out=afile / "below")
+    assert not out.exists()
+    out.mkdir()
+    with locked(out / "lock"):
+        refused("is being written by")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (start / name).unlink()
+    refused(f"the policy {start} has no tokenizer or config.json that can be loaded")
+
+
+def test_a_presets_few_turns_do_not_limit_the_walkthroughs(
+    tmp_path: Path, made_games: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also: it goes on where one was killed, and damaged games are counted."""
+    start = world_policies.make_policy(tmp_path / "start", [HOW_TO_ANSWER], context=8192)
+    out = tmp_path / "warm"
+    out.mkdir()
+    (out / "episodes.jsonl").write_text('{"messages": [')
+    given = ["warmstart", "DERL-ALFWorld-L0-v0", "--out", str(out), "--preset", "smoke", "--epochs", "1"]
+    given += ["--data-dir", str(made_games), "--task-options", "check_data=False", "--episodes", "3"]
+    assert main([*given, "--inner", f"policy={start}"]) == 0
+    told = json.loads((out / "warm_start.json").read_text())
+    lines = (out / "episodes.jsonl").read_text().splitlines()
+    assert told["episodes"] == len(lines) == 3
+    assert max(len(json.loads(line)["messages"]) for line in lines) > 6, "the preset has three turns"
+    few = [*given[:3], str(tmp_path / "few"), *given[4:], "--inner", f"policy={start}", "max_turns=2"]
+    assert main(few) == 1
+    assert "training games gave an expert episode" in capsys.readouterr().err

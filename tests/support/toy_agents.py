@@ -54,6 +54,11 @@ class Narrow(Corridor):
     per_worker = 2
 
 
+class Lost(Corridor):
+    def reset(self, game_id: str) -> Turn:
+        raise KeyError("lost")
+
+
 class Faulty(Corridor):
     """It dies (``fault="die"``) or hangs (``"hang"``) at "take coin", as often as the file ``times`` says.
 

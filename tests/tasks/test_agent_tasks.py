@@ -69,10 +69,27 @@ def test_what_a_reply_does() -> None:
     assert command_of("<action>look</action><action>look</action>", admissible) == (None, False)
 
 
+class LostCoins(toy_agents.Coins):
+    """A world that does not begin."""
+
+    @property
+    def world(self):
+        return "toy_agents:Lost", {}
+
+
+def test_a_world_that_cannot_be_played_is_found_out() -> None:
+    problems = check_task(LostCoins()).problems
+    assert len(problems) == 2 and "KeyError: 'lost'" in problems[0], problems
+
+
 def test_the_task_keeps_what_a_task_promises() -> None:
+    begun = toy_agents.Corridor()
     report = check_task(TASK)
     assert report.problems == []
     assert report.lines[:2] == ["train: 21 examples", "validation: 7 examples"]
+    assert [line.partition(" was played by its walkthrough of ")[2] for line in report.lines[-2:]] == [
+        f"{len(begun.walkthrough(TASK.load(split)[0]['game']))} commands" for split in ("train", "validation")
+    ]
     splits = {split: [e["game"] for e in TASK.load(split)] for split in ("train", "validation", "full", "test")}
     assert splits["full"] == splits["train"] + splits["validation"]
     assert not set(splits["full"]) & set(splits["test"])
@@ -129,6 +146,16 @@ def test_alfworlds_levels_on_made_games(made_games: Path) -> None:
     assert other.load("train") != tasks[0].load("train")
     few = ALFWorldL0(str(made_games), check_data=False, only=["pick", "look"])
     assert {example["benchmark"] for example in few.load("full")} == {"pick", "look"}
+    few = ALFWorldL0(str(made_games), check_data=False, only="pick")
+    assert {example["benchmark"] for example in few.load("full")} == {"pick"}
+    for level, only, refused in (
+        (ALFWorldL0, [], "without train games, which are of clean, cool, heat, look, pick, two"),
+        (ALFWorldL0, [1], "no games of 1; it has clean"),
+        (ALFWorldL2, ["pick"], "without test games, which are of cool, two"),
+        (ALFWorldL2, ["cool"], "without train games, which are of clean, heat, look, pick"),
+    ):
+        with pytest.raises(ValueError, match=refused):
+            level(str(made_games), check_data=False, only=only).load("train")
     with pytest.raises(ValueError, match="no games of swim; it has clean, cool, heat, look, pick, two"):
         ALFWorldL0(str(made_games), check_data=False, only=["swim"]).load("train")
     with pytest.raises(ValueError, match="3553|3,553"):
@@ -202,6 +229,11 @@ def row(*messages: Any) -> str:
         (row(("user", "a"), ("assistant", 3)), 'message 2 must have the role "assistant" and text'),
         (row(("user", "a"), ("assistant", "b", 0.5)), "the weight of message 2 must be 0 or 1, not 0.5"),
         (row(("user", "a"), ("assistant", "b"), ("user", "c")), "ends with the assistant's message"),
+        (row(("user", "a"), ("assistant", "b", 0)), "line 1: nothing is to be learned: every reply has weight 0"),
+        (
+            "\n" + row(("user", "a"), ("assistant", "b\ud800")),
+            "line 2: message 2 is no text: surrogates .* character 2",
+        ),
     ],
 )
 def test_files_of_ones_own_are_checked(tmp_path: Path, text: str, message: str) -> None:
@@ -215,3 +247,10 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     path = tmp_path / "episodes.jsonl"
     path.write_text(row(("user", "a"), ("assistant", "b", 0), ("user", "c"), ("assistant", "d")) + "\n\n")
     assert [m.get("weight") for m in read_rows(path)[0]["messages"]] == [None, 0, None, None]
+    text = "line\u2028paragraph\u2029next\u0085end"
+    message = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]}
+    path.write_text(json.dumps(message, ensure_ascii=False) + "\r\n", encoding="utf-8", newline="")
+    assert read_rows(path)[0]["messages"][0]["content"] == text
+    path.write_bytes(b"\n\xff")
+    with pytest.raises(ValueError, match="line 2 is not JSON: 'utf-8' codec"):
+        read_rows(path)

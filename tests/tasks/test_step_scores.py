@@ -59,6 +59,10 @@ def test_the_papers_example() -> None:
         ("<planning>a</planning><planning>b</planning><action>look</action>", Reply("look", None, "", False)),
         ("<think>hm</think><monitor>a</monitor><action>look</action>", Reply("look", "monitor", "a", True)),
         ("< planning>a</planning><action>look</action>", Reply("look", None, "", False)),
+        ("<plann\u0131ng>a</plann\u0131ng><action>look</action>", Reply("look", None, "", False)),
+        ("<planning>\u200b\ufeff</planning><action>look</action>", Reply("look", "planning", "", False)),
+        ("<planning>a</planning><action>\u200b \u2060</action>", Reply(None, "planning", "a", False)),
+        ("<planning>?</planning><action>\u200b0</action>", Reply("\u200b0", "planning", "?", True)),
         ("<planning>a</planning><action>a < b</action>", Reply("a < b", "planning", "a", True)),
     ],
 )  # fmt: skip

@@ -96,11 +96,8 @@ def list_games(root: Path, part: str, check: bool = True) -> list[str]:
     folder = root / part
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is gone: ALFWorld's games were there")
-    found = sorted(
-        path.parent.relative_to(root).as_posix()
-        for path in folder.glob(f"*/*/{GAME_FILE}")
-        if "movable" not in path.parent.as_posix() and "Sliced" not in path.parent.as_posix()
-    )
+    every = sorted(path.parent.relative_to(root).as_posix() for path in folder.glob(f"*/*/{GAME_FILE}"))
+    found = [game for game in every if "movable" not in game and "Sliced" not in game]
     if len(found) != COUNTS[part]:  # a download holds the unsolvable ones as well
         found = [game for game in found if _solvable(root / game / GAME_FILE)]
     if check and len(found) != COUNTS[part]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,6 +31,9 @@ UNLIMITED = 10**9
 REFUSED = ("reset task",)
 """Commands that would change the rules: this one takes back a wrong focus, which loses the task."""
 
+_WORD = re.compile(r"[^\W_]+")
+_ARTICLES = ("a", "an", "the")
+"""What the simulator leaves out of a command, as it does signs."""
 _MENU = "Ambiguous request"
 
 
@@ -108,7 +112,7 @@ class ScienceWorld(World):
         if self._env is None or self._over:
             raise ValueError("there is no live episode: call reset first")
         command = " ".join(command.split())
-        if command.lower() in REFUSED:
+        if " ".join(word for word in _WORD.findall(command.lower()) if word not in _ARTICLES) in REFUSED:
             command = f"'{command}'"  # which the simulator does not know
         if self._menu and command not in self._menu:
             self._env.step("")  # or the simulator would take the command for the number of a choice
