@@ -131,7 +131,8 @@ def _of_preset(
         if hub:
             fetches.append(f"the {role} {model}")
         else:
-            lacks.append(f"the {role} {model} is no folder, not in the hub's cache, and the hub does not answer")
+            other = "--inner policy=FOLDER" if role == "inner policy" else "--proposer FOLDER"
+            lacks.append(f"the {role} {model} is not here, and the hub does not answer ({other} takes another)")
     return lacks, fetches
 
 
