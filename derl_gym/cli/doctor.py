@@ -131,7 +131,7 @@ def _of_preset(
         if hub:
             fetches.append(f"the {role} {model}")
         else:
-            other = "--inner policy=FOLDER" if role == "inner policy" else "--proposer FOLDER"
+            other = "--inner policy=FOLDER" if role == "inner policy" else "--agent-options model=FOLDER"
             lacks.append(f"the {role} {model} is not here, and the hub does not answer ({other} takes another)")
     return lacks, fetches
 

@@ -171,9 +171,9 @@ def test_doctor_looks_at_data_models_and_gpus_of_every_preset(capsys, monkeypatc
     verdicts, _ = doctor(capsys, monkeypatch)
     paper, smoke = (verdicts[f"DERL-MATH-v0 --preset {name}"] for name in ("paper", "smoke"))
     assert "planned for a GPU of 80 GB, here is none" in paper
-    assert "the inner policy Qwen/Qwen2.5-3B is no folder" in paper
-    assert "the proposer Qwen/Qwen2.5-0.5B-Instruct is no folder" in paper
-    assert "GPU" not in smoke and "the inner policy HuggingFaceTB/SmolLM2-135M-Instruct is no folder" in smoke
+    assert "the inner policy Qwen/Qwen2.5-3B is not here" in paper
+    assert "the proposer Qwen/Qwen2.5-0.5B-Instruct is not here" in paper
+    assert "GPU" not in smoke and "the inner policy HuggingFaceTB/SmolLM2-135M-Instruct is not here" in smoke
 
 
 def test_doctor_counts_on_a_hub_that_answers(capsys, monkeypatch, data_dir):
