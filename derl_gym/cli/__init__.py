@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given == ["--version"]:
         print(f"derl-gym {__version__}")
         return 0
-    debug = False
+    debug, Command.resumable = False, None  # not that of a command before this one
     if arguments is None:
         sys.excepthook = _show  # of --debug
     for stream in (sys.stdout, sys.stderr):

@@ -402,6 +402,19 @@ def test_an_endpoint_that_is_gone_says_how_to_go_on(tmp_path, capsys):
     assert message.endswith(f"`derl-gym resume {tmp_path}` goes on from here")
 
 
+def test_an_interruption_names_no_earlier_commands_run(tmp_path, capsys, monkeypatch):
+    options = ["base_url=http://127.0.0.1:1/v1", "retries=0"]
+    main(["search", ARITHMETIC, "--agent", "prompted", "--agent-options", *options, "--out", str(tmp_path)])
+    assert "resume" in capsys.readouterr().err
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("derl_gym.cli.agents.descriptions", interrupted)
+    assert main(["agents"]) == 130
+    assert capsys.readouterr().err == "derl-gym: interrupted\n"
+
+
 def test_values_are_json_python_or_text():
     given = ["a=1", "b=2e-3", "c=true", "d=None", "e=sgd", "f=[1, 2]", "g=x=y", 'h={"k": 1}', "i="]
     assert pairs(given, "--inner") == {
