@@ -54,6 +54,7 @@ class Conversation:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, style: Style, stops: Sequence[int]) -> None:
         self.tokenizer = tokenizer
         self.style: Style = style
+        self._special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
         after = self._after_reply("")
         self._ends = next((i + 1 for i, token in enumerate(after) if token in stops), 0)
         end: Any = after[self._ends - 1] if self._ends else tokenizer.eos_token_id
@@ -61,22 +62,28 @@ class Conversation:
 
     def opening(self, text: str) -> list[int]:
         """The first message, up to where the reply begins."""
-        text = text if self.style == "chat" else f"{text}\n"
+        text = self._spelled(text) if self.style == "chat" else f"{self._spelled(text)}\n"
         return list(token_ids([prompt_of({"prompt": text}, self.style)], self.tokenizer)[0])
 
     def following(self, text: str, reply: Sequence[int]) -> list[int]:
         """What stands between a reply and the next one: the reply's end, where it was cut short, and a message."""
-        ids = self._after_reply(text)
+        ids = self._after_reply(self._spelled(text))
         return ids[self._ends :] if reply and reply[-1] == self.end else ids
 
     def reply(self, text: str) -> list[int]:
         """A reply that somebody else wrote, with its end."""
-        ids: Any = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        ids: Any = self.tokenizer(self._spelled(text), add_special_tokens=False)["input_ids"]
         return [*ids, self.end]
 
     def text(self, reply: Sequence[int]) -> str:
         """What a reply says."""
         return str(self.tokenizer.decode(list(reply), skip_special_tokens=True))
+
+    def _spelled(self, text: str) -> str:
+        """The text with a blank inside what would be read as a special token: no world may end the policy's turn."""
+        for token in self._special:
+            text = text.replace(token, f"{token[:1]} {token[1:]}")
+        return text
 
     def _after_reply(self, text: str) -> list[int]:
         if self.style == "plain":

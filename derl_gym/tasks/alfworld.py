@@ -15,8 +15,8 @@ from derl_gym.tasks.base import Preset
 from derl_gym.tasks.step_scores import Compat
 from derl_gym.tasks.worlds import WorldPool
 from derl_gym.tasks.worlds.alfworld import check_installed
-from derl_gym.tasks.worlds.alfworld_data import PARTS, find_root, game_type, list_games
-from derl_gym.tasks.worlds.levels import Level, alfworld_level, split_games
+from derl_gym.tasks.worlds.alfworld_data import find_root, game_type, list_games
+from derl_gym.tasks.worlds.levels import ALFWORLD_TEST_PART, Level, alfworld_level, split_games
 
 
 class ALFWorldL0(AgentTask):
@@ -83,6 +83,11 @@ class ALFWorldL0(AgentTask):
             {"data_dir": self.data_dir, "check_data": self.check_data},
         )
 
+    @property
+    def needed(self) -> tuple[str, str]:
+        """The parts that this level is made of."""
+        return "train", ALFWORLD_TEST_PART[self.level]
+
     def missing(self) -> list[str]:
         """See :meth:`AgentTask.missing`; package and games are looked for both, and the games are counted."""
         lacking = []
@@ -92,7 +97,7 @@ class ALFWorldL0(AgentTask):
             lacking.append(str(error))
         try:
             root = find_root(self.data_dir)
-            if empty := [part for part in PARTS if not list_games(root, part, self.check_data)]:
+            if empty := [part for part in self.needed if not list_games(root, part, self.check_data)]:
                 lacking.append(f"{root} holds no games of {', '.join(empty)}")
         except (OSError, ValueError) as error:
             lacking.append(str(error))
@@ -100,7 +105,7 @@ class ALFWorldL0(AgentTask):
 
     def list_games(self, pool: WorldPool) -> dict[str, list[str]]:
         """See :meth:`AgentTask.list_games`."""
-        games = {part: pool.games(part) for part in PARTS}
+        games = {part: pool.games(part) for part in self.needed}
         level = alfworld_level(self.level, games, self.check_data)
         train, validation = split_games(level["train"], self.split_seed)
         return self.keep({"train": train, "validation": validation, "test": level["test"]}, self.only)

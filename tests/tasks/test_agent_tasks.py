@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def counts(task: AgentTask) -> list[int]:
     return [len(task.load(split)) for split in ("train", "validation", "full", "test")]
 
 
-def test_alfworlds_levels_on_made_games(made_games: Path) -> None:
+def test_alfworlds_levels_on_made_games(made_games: Path, tmp_path: Path) -> None:
     tasks = [cls(str(made_games), check_data=False) for cls in (ALFWorldL0, ALFWorldL1, ALFWorldL2)]
     assert [counts(task) for task in tasks] == [[10, 2, 12, 6], [10, 2, 12, 6], [6, 2, 8, 2]]
     kinds = [{example["benchmark"] for example in task.load("test")} for task in tasks]
@@ -146,6 +147,12 @@ def test_alfworlds_levels_on_made_games(made_games: Path) -> None:
     assert other.load("train") != tasks[0].load("train")
     few = ALFWorldL0(str(made_games), check_data=False, only=["pick", "look"])
     assert {example["benchmark"] for example in few.load("full")} == {"pick", "look"}
+    seen = tmp_path / "seen"
+    for part in ("train", "valid_seen"):
+        shutil.copytree(made_games / part, seen / part)
+    assert counts(ALFWorldL0(str(seen), check_data=False)) == [10, 2, 12, 6], "L0 does not need the unseen part"
+    with pytest.raises(FileNotFoundError, match="valid_unseen is gone"):
+        ALFWorldL1(str(seen), check_data=False).load("train")
     few = ALFWorldL0(str(made_games), check_data=False, only="pick")
     assert {example["benchmark"] for example in few.load("full")} == {"pick"}
     for level, only, refused in (

@@ -106,9 +106,9 @@ class ALFWorld(World):
     def walkthrough(self, game_id: str) -> list[str]:
         """The commands in the game's own file."""
         commands = self._read(game_id).get("walkthrough")
-        if not commands:
+        if not isinstance(commands, list) or not commands or not all(isinstance(one, str) for one in commands):
             raise ValueError(f"game {game_id} holds no walkthrough")
-        return list(commands)
+        return commands
 
     def _turn(self, state: Any, observation: str, task: str = "") -> Turn:
         # The engine says that a won game is open again when play goes on.

@@ -45,7 +45,7 @@ def alfworld_level(level: Level, games: Games, check: bool = True) -> Games:
 
     Args:
         level: The level.
-        games: All games of train, valid_seen and valid_unseen.
+        games: All games of train, and of the part that the level is tested on.
         check: Refuse lists that do not give the published numbers.
 
     Raises:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from playing import saying, successes
 
 from derl_gym.tasks.worlds import Turn, WorldFailed, WorldPool
 from derl_gym.tasks.worlds.alfworld import ALFWorld
-from derl_gym.tasks.worlds.alfworld_data import PARTS, TYPES, game_type
+from derl_gym.tasks.worlds.alfworld_data import GAME_FILE, PARTS, TYPES, game_type
 from derl_gym.tasks.worlds.alfworld_games import generate
 
 ALFWORLD = "derl_gym.tasks.worlds.alfworld:ALFWorld"
@@ -58,6 +59,17 @@ def test_the_folder_may_be_called_anything(made_games: Path, tmp_path: Path) -> 
     shutil.copytree(made_games, tmp_path / "removable" / "Sliced")
     games = ALFWorld(str(made_games), check_data=False).games("train")
     assert ALFWorld(str(tmp_path / "removable" / "Sliced"), check_data=False).games("train") == games
+
+
+@pytest.mark.parametrize("walkthrough", [None, [], [1, 2], "look", {"look": 1}])
+def test_a_game_without_a_walkthrough_is_named(made_games: Path, tmp_path: Path, walkthrough: object) -> None:
+    shutil.copytree(made_games / "train", tmp_path / "train")
+    world = ALFWorld(str(tmp_path), check_data=False)
+    game = world.games("train")[0]
+    path = tmp_path / game / GAME_FILE
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"walkthrough": walkthrough}))
+    with pytest.raises(ValueError, match=f"game {re.escape(game)} holds no walkthrough"):
+        world.walkthrough(game)
 
 
 def test_made_games_are_the_same_each_time(made_games: Path, tmp_path: Path) -> None:
