@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from derl_gym.trials.database import Database, explained
+from derl_gym.trials.database import Database, explained, sound
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -37,6 +37,7 @@ class SharedCache:
         with self._open():
             pass
 
+    @sound
     def get(self, identity: str) -> dict[str, Any] | None:
         """The result kept under an identity, or ``None``."""
         with self._open() as db:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import json
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -33,10 +34,32 @@ def explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise LedgerError(_explain(error, path)) from error
+    except UnicodeDecodeError as error:
+        raise LedgerError(f"{path} is damaged: {error}") from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LedgerError(f"disk full: {path} was not written") from error
         raise LedgerError(f"cannot use {error.filename or path}: {error.strerror or error}") from error
+
+
+Read = TypeVar("Read", bound=Callable[..., Any])
+
+
+def sound(read: Read) -> Read:
+    """Decorate a method that reads: what cannot be what was written makes a :class:`LedgerError`.
+
+    Text that is not the JSON it should be, or is missing, for instance. A changed digit of a number is not noticed:
+    SQLite keeps no checksums.
+    """
+
+    @functools.wraps(read)
+    def reading(self: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return read(self, *arguments, **named)
+        except (ValueError, TypeError, LookupError) as error:
+            raise LedgerError(f"{self.path} is damaged: {error}") from error
+
+    return reading  # type: ignore[return-value]
 
 
 class Database:
@@ -183,6 +206,7 @@ class Database:
     def _version(self) -> int:
         return self._db.execute("PRAGMA user_version").fetchone()[0]
 
+    @sound
     def _check(self, kind: str, version: int) -> None:
         def one(query: str) -> Any:
             return self._db.execute(query).fetchone()[0]

@@ -21,7 +21,7 @@ import numpy as np
 from derl_gym.inner.config import CLOCKWORK
 from derl_gym.inner.provenance import installation
 from derl_gym.trials import checkpoints
-from derl_gym.trials.database import LedgerError
+from derl_gym.trials.database import LedgerError, sound
 from derl_gym.trials.run_directory import LockedRunDirectory, RunDirectory, RunDirectoryMismatch, now
 
 __all__ = ["Ledger", "LedgerError", "LockedRunDirectory", "ReplayMismatch", "RunDirectoryMismatch"]
@@ -135,6 +135,7 @@ class Ledger(RunDirectory):
             raise ReplayMismatch(f"episode {episode} is recorded with seed {known[0]}, not {seed}")
         return known[0]
 
+    @sound
     def episodes(self) -> list[dict[str, Any]]:
         """Every episode: ``episode``, ``seed``, ``started_at`` and ``reference``, a trial's identity or ``None``."""
         rows = self._db.rows("SELECT * FROM episodes ORDER BY episode")
@@ -145,6 +146,7 @@ class Ledger(RunDirectory):
         with self._db.transaction():
             self._db.update("episodes", {"episode": episode}, {"reference": identity})
 
+    @sound
     def proposer_seconds(self) -> dict[tuple[int, int], float]:
         """(episode, outer step) -> wall-clock seconds from the scores before it (or the reset) to its programs.
 
@@ -280,6 +282,7 @@ class Ledger(RunDirectory):
             "or use another run directory"
         )
 
+    @sound
     def proposals(self, episode: int | None = None) -> list[dict[str, Any]]:
         """Every proposal, of one episode or of all, by its place. ``actions`` is a list of ids."""
         where = "" if episode is None else "WHERE episode = ?"
@@ -287,6 +290,7 @@ class Ledger(RunDirectory):
         query = f"SELECT * FROM proposals {where} ORDER BY episode, step, slot"
         return [_proposal(row) for row in self._db.each(query, *values)]
 
+    @sound
     def recorded_actions(self, episode: int) -> list[np.ndarray]:
         """Actions of an episode: per outer step int64 (n, L); the last step may hold a part of its group."""
         steps: dict[int, list[list[int]]] = {}
@@ -295,11 +299,13 @@ class Ledger(RunDirectory):
             steps.setdefault(row["step"], []).append(json.loads(row["actions"]))
         return [np.array(rows, dtype=np.int64) for rows in steps.values()]
 
+    @sound
     def trial(self, identity: str) -> dict[str, Any] | None:
         """One trial's row, or ``None``. ``result`` and ``versions`` are dicts or ``None``."""
         rows = self._db.rows("SELECT * FROM trials WHERE identity = ?", identity)
         return _trial(rows[0]) if rows else None
 
+    @sound
     def trials(self, *, curves: bool = True) -> list[dict[str, Any]]:
         """Every trial, in the order in which they were first started.
 
@@ -450,6 +456,7 @@ class Ledger(RunDirectory):
             self._db.insert("finals", told | {"again": int(again), "ended_at": now()})
         return again
 
+    @sound
     def finals(self) -> list[dict[str, Any]]:
         """Every final training, in order. ``programs`` is a list, ``again`` a bool, ``result`` a dict."""
         return [
@@ -469,6 +476,7 @@ class Ledger(RunDirectory):
             last = rows[-1]["place"]
             yield rows
 
+    @sound
     def _group(self, episode: int, step: int) -> list[dict[str, Any]]:
         query = "SELECT * FROM proposals WHERE episode = ? AND step = ? ORDER BY slot"
         return [_proposal(row) for row in self._db.rows(query, episode, step)]

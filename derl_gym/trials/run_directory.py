@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from derl_gym.secrets import refuse_secrets
-from derl_gym.trials.database import Database, LedgerError, explained
+from derl_gym.trials.database import Database, LedgerError, explained, sound
 from derl_gym.trials.private import private_folder
 
 
@@ -119,13 +119,17 @@ class RunDirectory:
                 self._db.insert("meta", {"key": "config", "value": wanted})
                 self._db.insert("meta", {"key": "created_at", "value": now()})
             return wanted
-        recorded = json.loads(rows[0]["value"])
+        recorded = self._recorded(rows[0]["value"])
         if wanted is not None:
             unlike = [*self.FREE, *(name for name in self.ADDED if name not in recorded)]
             there, here = (_without(config, unlike) for config in (recorded, wanted))
             if there != here:
                 raise RunDirectoryMismatch(self._refusal(there, here))
         return recorded
+
+    @sound
+    def _recorded(self, text: str) -> dict[str, Any]:
+        return dict(json.loads(text))
 
     def _refusal(self, there: dict[str, Any], here: dict[str, Any]) -> str:
         if (release := self.RELEASES.get(self._db.version)) is None:
