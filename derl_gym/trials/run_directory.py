@@ -119,7 +119,7 @@ class RunDirectory:
                 self._db.insert("meta", {"key": "config", "value": wanted})
                 self._db.insert("meta", {"key": "created_at", "value": now()})
             return wanted
-        recorded = self._recorded(rows[0]["value"])
+        recorded = self._recorded(rows[0])
         if wanted is not None:
             unlike = [*self.FREE, *(name for name in self.ADDED if name not in recorded)]
             there, here = (_without(config, unlike) for config in (recorded, wanted))
@@ -128,8 +128,8 @@ class RunDirectory:
         return recorded
 
     @sound
-    def _recorded(self, text: str) -> dict[str, Any]:
-        return dict(json.loads(text))
+    def _recorded(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(json.loads(row["value"]))
 
     def _refusal(self, there: dict[str, Any], here: dict[str, Any]) -> str:
         if (release := self.RELEASES.get(self._db.version)) is None:
