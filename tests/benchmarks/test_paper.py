@@ -231,7 +231,9 @@ def test_what_was_broken_off_goes_on(smoke, data_dir, alfworld):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("script", ["figure6", "table4", "figure4", "table2"])
-def test_every_script_at_smoke_scale(script, smoke, data_dir, alfworld, published):
+def test_every_script_at_smoke_scale(script, smoke, data_dir, published, request):
+    if script.startswith("figure"):
+        request.getfixturevalue("alfworld")
     out, _ = run(script, "--scale", "smoke", "--out", smoke, "--json", smoke / "copy.json")
     parts = {
         "table2": ["TABLE_2"],
@@ -300,14 +302,14 @@ def test_table_1_at_smoke_scale(world, level, names, tmp_path, request, publishe
 def test_a_world_that_is_not_installed_is_a_reason_and_no_crash(tmp_path):
     """Its packages are hidden: every row says what to install, nothing is run."""
     hidden = "import importlib.util as u; f = u.find_spec; "
-    hidden += "u.find_spec = lambda name, *a: None if name in ('alfworld', 'scienceworld') else f(name, *a)"
+    hidden += "u.find_spec = lambda name, *a: None if name in ('alfworld', 'textworld', 'scienceworld') else f(name, *a)"
     (tmp_path / "sitecustomize.py").write_text(hidden)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     out, _ = run("table1", "--scale", "smoke", "--out", tmp_path / "runs", environment={"PYTHONPATH": path})
-    assert "ALFWorld needs alfworld: pip install 'derl-gym[alfworld]'" in out and "$ derl-gym" not in out
+    assert "ALFWorld needs alfworld, textworld: pip install 'derl-gym[alfworld]'" in out and "$ derl-gym" not in out
     report = json.loads((tmp_path / "runs" / "smoke" / "table1.json").read_text())
     assert {row["missing"].partition(":")[0] for row in report["rows"]} == {
-        "ALFWorld needs alfworld",
+        "ALFWorld needs alfworld, textworld",
         "ScienceWorld needs scienceworld",
     }
 
