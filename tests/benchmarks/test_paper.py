@@ -301,8 +301,8 @@ def test_table_1_at_smoke_scale(world, level, names, tmp_path, request, publishe
 
 def test_a_world_that_is_not_installed_is_a_reason_and_no_crash(tmp_path):
     """Its packages are hidden: every row says what to install, nothing is run."""
-    hidden = "import importlib.util as u; f = u.find_spec; "
-    hidden += "u.find_spec = lambda name, *a: None if name in ('alfworld', 'textworld', 'scienceworld') else f(name, *a)"
+    hidden = "import importlib.util as u; f = u.find_spec; gone = 'alfworld', 'textworld', 'scienceworld'; "
+    hidden += "u.find_spec = lambda name, *a: None if name in gone else f(name, *a)"
     (tmp_path / "sitecustomize.py").write_text(hidden)
     path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     out, _ = run("table1", "--scale", "smoke", "--out", tmp_path / "runs", environment={"PYTHONPATH": path})
