@@ -74,48 +74,6 @@ class SmallRooms(ALFWorldL0):
         return "; ".join(command for command in admissible if not command.startswith(NOT_SAID))
 
 
-def make_policy(folder: Path, rows: Sequence[Row]) -> str:
-    """A Llama with random weights in ``folder``, and a tokenizer whose tokens are the episodes' words."""
-    import torch
-    from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    special = ["<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>"]
-    words = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    words.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
-    word = Regex(r"</?[a-z]+>|[a-z]+|\d|[^\s\w]")
-    words.pre_tokenizer = pre_tokenizers.Split(word, "removed", invert=True)  # type: ignore[assignment]
-    texts = (message["content"] for row in rows for message in row["messages"])
-    words.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=special))  # type: ignore[arg-type]
-    tokenizer: Any = PreTrainedTokenizerFast(
-        tokenizer_object=words,
-        eos_token="<|end|>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        chat_template=(
-            "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-        ),
-    )
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HIDDEN // 32,
-        num_key_value_heads=HIDDEN // 32,
-        max_position_embeddings=INNER["max_episode_tokens"],
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=True,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
 def read(policy: str, rows: Sequence[Row], folder: Path, epochs: int) -> str:
     """Train a policy on all words of the episodes, the world's too: that is how it learns to copy names in time."""
     import torch
@@ -152,11 +110,17 @@ def read(policy: str, rows: Sequence[Row], folder: Path, epochs: int) -> str:
 
 def warm_policy(task: SmallRooms, folder: Path, games: int | None, epochs: int) -> dict[str, Any]:
     """Make the start of all runs, ``folder/warm``; returns what it was made of."""
+    from word_policy import make_policy  # torch
+
     from derl_gym.inner.warmstart import WarmStart, train
 
     with task.open_pool(1) as pool:
         rows = list(Experts(task, pool, 10, slips=0.15).episodes(task.load("train")[:games]))
-    reader = read(make_policy(folder / "random", rows), rows, folder / "reader", epochs)
+    texts = (message["content"] for row in rows for message in row["messages"])
+    model, tokenizer = make_policy(texts, HIDDEN, LAYERS, INNER["max_episode_tokens"], tied=True)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "random")
+    reader = read(str(folder / "random"), rows, folder / "reader", epochs)
     how = WarmStart(epochs=1, batch_size=BATCH, micro_batch_size=BATCH, learning_rate=LEARNING_RATE / 2, seed=1)
     return train(reader, rows, folder / "warm", how, task.inner.override(**INNER)) | {"epochs_as_language": epochs}
 

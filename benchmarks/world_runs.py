@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+import word_policy
+from word_policy import SPECIAL
 from worlds import cpu_seconds
 
 from derl_gym.inner import train
@@ -45,10 +45,6 @@ WORDS = {
     "NUMBER": ["1", "2", "3"],
     "ROOM": ["kitchen", "greenhouse", "workshop", "bathroom", "hallway"],
 }
-TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 
 
 class WithoutMemo(ALFWorldL0):
@@ -95,39 +91,9 @@ def make_policy(folder: Path, world: str, texts: list[str]) -> str:
 
     Its layers add nothing to the residual stream, so the logits depend on the last token alone.
     """
-    tokenizer = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    tokenizer.normalizer = normalizers.Lowercase()  # type: ignore[assignment]
-    words = Regex(r"</?[a-z|]+>|[a-z]+|\d|[^\s\w]")
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(words, "removed", invert=True)  # type: ignore[assignment]
-    special = ["<pad>", "<unk>", "<|end|>", "<|user|>", "<|assistant|>"]
     follow = chain(world)
-    known = {*follow, *(word for nexts in follow.values() for word in nexts)} - set(special)
-    texts = [*texts, " ".join(known)]
-    tokenizer.train_from_iterator(texts, trainers.WordLevelTrainer(special_tokens=special))  # type: ignore[arg-type]
-    ready = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|end|>",
-        pad_token="<pad>",
-        unk_token="<unk>",
-        chat_template=TEMPLATE,
-    )
-    end: Any = ready.eos_token_id
-    pad: Any = ready.pad_token_id
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(ready),
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=8192,
-        eos_token_id=end,
-        pad_token_id=pad,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-    )
-    model: Any = LlamaForCausalLM(config)
+    known = {*follow, *(word for nexts in follow.values() for word in nexts)} - set(SPECIAL)
+    model, ready = word_policy.make_policy([*texts, " ".join(sorted(known))], hidden=64, layers=2, context=8192, tied=False)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()

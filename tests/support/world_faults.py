@@ -67,7 +67,7 @@ def acting_policy(folder: Path, *actions: str) -> str:
         for before, after in zip(said, said[1:], strict=False):
             follow.setdefault(before, set()).add(after)
     known = {*follow, *(word for nexts in follow.values() for word in nexts)} - set(world_policies.SPECIAL)
-    world_policies.make_policy(folder, [" ".join(known)])
+    world_policies.make_policy(folder, [" ".join(sorted(known))])
     model: Any = AutoModelForCausalLM.from_pretrained(folder, tie_word_embeddings=False)
     number = AutoTokenizer.from_pretrained(folder).convert_tokens_to_ids
     torch.manual_seed(0)
