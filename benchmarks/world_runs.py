@@ -93,7 +93,8 @@ def make_policy(folder: Path, world: str, texts: list[str]) -> str:
     """
     follow = chain(world)
     known = {*follow, *(word for nexts in follow.values() for word in nexts)} - set(SPECIAL)
-    model, ready = word_policy.make_policy([*texts, " ".join(sorted(known))], hidden=64, layers=2, context=8192, tied=False)
+    texts = [*texts, " ".join(sorted(known))]
+    model, ready = word_policy.make_policy(texts, hidden=64, layers=2, context=8192, tied=False)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
