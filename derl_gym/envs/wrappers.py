@@ -10,7 +10,7 @@ from gymnasium import spaces
 from gymnasium.utils import RecordConstructorArgs
 
 from derl_gym.envs.design_env import RewardDesignEnv
-from derl_gym.programs import InvalidProgram
+from derl_gym.programs import InvalidProgram, from_cube
 
 Observation = dict[str, np.ndarray]
 
@@ -132,9 +132,8 @@ class TextAction(gym.ActionWrapper[Observation, str, np.ndarray], RecordConstruc
 class UnitCube(gym.ActionWrapper[Observation, np.ndarray, np.ndarray], RecordConstructorArgs):
     """Programs as points of ``Box(0, 1, (L,))``, for optimizers of real vectors (CMA-ES, TPE, random).
 
-    Coordinate i picks the i-th token among those that the grammar allows there. The unit interval is shared out by
-    kind of token (primitive, operator, digit, parenthesis, ``<end>``), so that the ten digits weigh no more than one
-    primitive does; every point is a well-formed program.
+    Coordinate i picks the i-th token among those that the grammar allows there, and every point is a well-formed
+    program: see :func:`derl_gym.programs.from_cube`.
     """
 
     def __init__(self, env: gym.Env[Observation, np.ndarray]) -> None:
@@ -142,16 +141,6 @@ class UnitCube(gym.ActionWrapper[Observation, np.ndarray, np.ndarray], RecordCon
         gym.ActionWrapper.__init__(self, env)
         self.programs = innermost(env).programs
         self.action_space = spaces.Box(0.0, 1.0, self.programs.shape, np.float32)
-        kinds = [self._kind(token) for token in self.programs.grammar.tokens]
-        self._kinds = np.array([sorted(set(kinds)).index(kind) for kind in kinds])
-
-    @staticmethod
-    def _kind(token: str) -> str:
-        if token == "<end>":
-            return "end"
-        if token.startswith("g"):
-            return "primitive"
-        return "digit" if token.isdigit() or token == "." else "parenthesis" if token in "()" else "operator"
 
     def action(self, action: np.ndarray) -> np.ndarray:
         """Token ids (L,) of a point (L,).
@@ -159,16 +148,4 @@ class UnitCube(gym.ActionWrapper[Observation, np.ndarray, np.ndarray], RecordCon
         Raises:
             ValueError: when the point has another shape or lies outside the cube.
         """
-        point = np.asarray(action, dtype=np.float64)
-        if point.shape != self.programs.shape or not ((point >= 0) & (point <= 1)).all():
-            raise ValueError(f"expected a point of [0, 1]^{self.programs.shape[0]}, got {point!r}")
-        ids = np.zeros(self.programs.shape, dtype=np.int64)
-        for i, coordinate in enumerate(point):
-            legal = np.flatnonzero(self.programs.grammar.mask(ids[:i], kind="grammar"))
-            kinds, counts = np.unique(self._kinds[legal], return_counts=True)
-            share = np.array([1.0 / counts[kinds == self._kinds[token]][0] for token in legal])
-            edges = np.cumsum(share) / share.sum()
-            ids[i] = legal[min(int(np.searchsorted(edges, coordinate, side="right")), len(legal) - 1)]
-            if ids[i] == 0:
-                break
-        return ids
+        return from_cube(self.programs.grammar, action)
