@@ -35,11 +35,19 @@ def explained(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         raise LedgerError(_explain(error, path)) from error
     except UnicodeDecodeError as error:
-        raise LedgerError(f"{path} is damaged: {error}") from error
+        raise LedgerError(damage(path, error)) from error
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise LedgerError(f"disk full: {path} was not written") from error
         raise LedgerError(f"cannot use {error.filename or path}: {error.strerror or error}") from error
+
+
+def damage(path: Path, what: object) -> str:
+    """That a file is damaged, and what helps: it is not repaired, since nobody could tell what was lost."""
+    return (
+        f"{path} is damaged: {what}; put back a copy of its folder, or begin anew in another one, where trials that "
+        "a cache_dir holds are not trained again"
+    )
 
 
 Read = TypeVar("Read", bound=Callable[..., Any])
@@ -57,7 +65,7 @@ def sound(read: Read) -> Read:
         try:
             return read(self, *arguments, **named)
         except (ValueError, TypeError, LookupError) as error:
-            raise LedgerError(f"{self.path} is damaged: {error}") from error
+            raise LedgerError(damage(self.path, error)) from error
 
     return reading  # type: ignore[return-value]
 
@@ -256,7 +264,7 @@ def _explain(error: sqlite3.Error, path: Path) -> str:
     if name.startswith("SQLITE_NOTADB"):
         return f"{path} is not a database, so it is no file of derl_gym's"
     if name.startswith("SQLITE_CORRUPT"):
-        return f"{path} is damaged: {error}"
+        return damage(path, error)
     if name.startswith("SQLITE_BUSY"):
         return f"{path} is in use by another process that does not let go of it"
     return f"{path}: {error}" + ("; is the disk full?" if name.startswith("SQLITE_IOERR") else "")

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from derl_gym.secrets import refuse_secrets
-from derl_gym.trials.database import Database, LedgerError, explained, sound
+from derl_gym.trials.database import Database, LedgerError, damage, explained, sound
 from derl_gym.trials.private import private_folder
 
 
@@ -72,9 +72,9 @@ class RunDirectory:
             self._db = Database(self.path, "ledger", version, schema, readonly)
             try:
                 if not readonly:  # it reads the whole file, and a reader meets the damage where it reads
-                    verdict = self._db.rows("PRAGMA quick_check(1)")[0]["quick_check"]
+                    verdict = self._db.rows("PRAGMA integrity_check(1)")[0]["integrity_check"]
                     if verdict != "ok":
-                        raise LedgerError(f"{self.path} is damaged: {verdict}")
+                        raise LedgerError(damage(self.path, verdict))
                 self.config = self._agree(wanted)
                 if not readonly:  # and not before the search is known to be this one
                     self._db.upgrade(upgrades)

@@ -206,6 +206,19 @@ def test_damaged_file(tmp_path: Path) -> None:
         reader.trials()
 
 
+def test_name_of_a_trial_that_differs_from_its_index(tmp_path: Path) -> None:
+    """Rows that no look-up would find any more are damage, and the message says what helps."""
+    with Ledger(tmp_path, {}) as ledger:
+        ledger.start_trial("first-trial", program="g1")
+        ledger.finish_trial("first-trial", status="scored", score=0.5)
+    path = tmp_path / "ledger.sqlite"
+    data = path.read_bytes()
+    assert data.count(b"first-trial") == 2, "once in the table, once in its index"
+    path.write_bytes(data.replace(b"first-trial", b"worst-trial", 1))
+    with pytest.raises(LedgerError, match="is damaged: .* index .*; put back a copy of its folder, or begin anew"):
+        Ledger(tmp_path)
+
+
 def test_no_permission(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file" / "run", Path("/proc/no-such-run")):
