@@ -98,7 +98,8 @@ def _without(text: str, secrets: Iterable[str]) -> str:
 def _secrets(*more: str) -> list[str]:
     """The longest first, since one may be part of another. Read anew each time: a variable may be set late."""
     found = {value for value in more if value}
-    found |= {value for name, value in os.environ.items() if _names_secret(name) and len(value) >= SHORTEST}
+    named = (os.environ.get(name, "") for name in os.environ if _names_secret(name))
+    found |= {value for value in named if len(value) >= SHORTEST}
     found |= {repr(value)[1:-1] for value in found}
     found |= {json.dumps(value)[1:-1] for value in found} | {urllib.parse.quote(value, safe="") for value in found}
     return sorted(found, key=len, reverse=True)

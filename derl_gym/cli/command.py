@@ -104,8 +104,14 @@ class Settings(RunSettings):
     """Outer steps of a search."""
     group_size: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Programs per outer step."""
-    cache: Literal["equivalent", "exact", "off"] | None = None
-    """One inner run per class of equal programs, per text, or for every proposal."""
+    cache: Literal["equivalent", "exact", "off", "bundled"] | None = None
+    """One inner run per class of equal programs, per text, or for every proposal; or trials measured beforehand."""
+    on_miss: Literal["run", "error"] | None = None
+    """What --cache bundled does with a program that was not measured."""
+    max_program_length: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Longest program in tokens, in the place of the task's."""
+    max_digits: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
+    """Most digits of a number before the point, and after it."""
     halving: Annotated[int | None, tyro.conf.arg(metavar="N")] = None
     """Halve the group N times while it trains: the worse half of an outer step's programs stops early each time."""
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from derl_gym.envs.design_env import RewardDesignEnv
     from derl_gym.envs.inner_runs import InfrastructureFailure
+    from derl_gym.envs.measured import NotMeasured
     from derl_gym.envs.vector_env import RewardDesignVectorEnv
     from derl_gym.envs.wrappers import TextAction, TokenByToken, UnitCube
 
 _HOMES = {
     "InfrastructureFailure": "derl_gym.envs.inner_runs",
+    "NotMeasured": "derl_gym.envs.measured",
     "RewardDesignEnv": "derl_gym.envs.design_env",
     "RewardDesignVectorEnv": "derl_gym.envs.vector_env",
     "TextAction": "derl_gym.envs.wrappers",
@@ -22,6 +24,7 @@ _HOMES = {
 
 __all__ = [
     "InfrastructureFailure",
+    "NotMeasured",
     "RewardDesignEnv",
     "RewardDesignVectorEnv",
     "TextAction",

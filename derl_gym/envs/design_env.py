@@ -87,12 +87,16 @@ class RewardDesignEnv(PublicFace, gym.Env[dict[str, np.ndarray], np.ndarray]):
     * ``proposer`` (by preset, else ``"small"``): the model of a proposer that is a language model; read by agents.
     * ``primitives=None``: names that programs may use, ``["g1", "g3", "g4"]``, the paper's removal ablation.
       ``flip=()``: names whose sign is turned round, ``["g2"]``, its flip ablation (section 5.3).
-    * ``mask="grammar"``: legal next tokens; ``"charset"`` is the paper's.
+    * ``mask="grammar"``: legal next tokens; ``"charset"`` is the paper's. ``max_program_length`` (by task): longest
+      program, in tokens; ``max_digits=3``: most digits of a number before the point, and after it.
     * ``workers=1``: inner runs at a time. ``pool="processes"``: on this machine; ``"ray"``: on a Ray cluster.
     * ``run_dir=None``: folder of ledger and logs; a new one under ``runs/`` by default. The folder of an earlier
       run with the same settings gives its results back, and carries on behind them.
     * ``cache="equivalent"``: one inner run per class of programs with equal GRPO advantages. ``"exact"``: per text.
-      ``"off"``: every proposal is trained; a repeated class gets a fresh seed.
+      ``"off"``: every proposal is trained; a repeated class gets a fresh seed. ``"bundled"``: like ``"equivalent"``,
+      but scores come from inner runs that were measured beforehand, where the task has a table of them; inner seeds
+      are the table's, and unless they are given, ``max_program_length`` and ``max_digits`` are those at which the
+      table has every program. ``on_miss="run"`` trains what it has not, ``"error"`` raises ``NotMeasured``.
     * ``halving=0``: how often the group of an outer step is halved while it trains, for less cost than the paper's
       protocol (0) has. With 2 all programs train for a quarter of their training and are evaluated, the better half
       trains up to a half, and of these the better half to the end; the others score what they scored when they were

@@ -17,6 +17,7 @@ from derl_gym.inner.config import InnerConfig
 from derl_gym.inner.marks import remove_checkpoints
 from derl_gym.inner.provenance import configuration_hash
 from derl_gym.inner.result import InnerResult
+from derl_gym.trials.bundled import Bundled
 from derl_gym.trials.cache import SharedCache
 from derl_gym.trials.jobs import Job, Outcome, Started
 from derl_gym.trials.ledger import Ledger
@@ -54,19 +55,25 @@ class InnerRuns:
     Args:
         settings: The search's; ``pool``, ``workers`` and ``cache_dir`` are read.
         config: Of an inner run; ``timeout`` and ``gpus`` are read.
+        table: Trials that were measured beforehand.
     """
 
-    def __init__(self, settings: Settings, config: InnerConfig) -> None:
+    def __init__(self, settings: Settings, config: InnerConfig, table: Bundled | None = None) -> None:
         self.kind: PoolKind = settings.pool
         self.workers = settings.workers
         self.timeout, self.gpus = config.timeout, config.gpus
         self.cache_dir = settings.cache_dir
+        self.table = table
         self._pool: Pool | None = None
         self._cache: SharedCache | None = None
 
     def known(self, ledger: Ledger, trial: Trial) -> dict[str, Any] | None:
-        """The row of an ended trial, fetched from the shared cache if it is only there; ``None``: to be trained."""
+        """The row of an ended trial, also one that only the table or the shared cache has; ``None``: to be trained."""
         row = ledger.trial(trial.identity)
+        if row is None and self.table is not None and (result := self.table.get(trial.key, trial.seed)):
+            _start(ledger, trial)
+            _finish(ledger, trial, result, seconds=0.0)
+            row = ledger.trial(trial.identity)
         if row is None and self.cache is not None and (result := self.cache.get(trial.identity)):
             self.adopt(ledger, trial, result)
             row = ledger.trial(trial.identity)

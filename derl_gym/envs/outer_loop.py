@@ -24,8 +24,9 @@ from gymnasium.error import ClosedEnvironmentError
 from derl_gym.envs.halving import Halving
 from derl_gym.envs.identity import fingerprint, policy_fingerprint, policy_folder, trial_seed
 from derl_gym.envs.inner_runs import InfrastructureFailure, InnerRuns, Trial, trial_folder, what_next
+from derl_gym.envs.measured import fitting_table, not_measured
 from derl_gym.envs.reference import training_flops
-from derl_gym.envs.settings import MACHINE, Scored, Settings, layered
+from derl_gym.envs.settings import ADDED, MACHINE, Scored, Settings, layered
 from derl_gym.inner.config import CLOCKWORK, InnerConfig
 from derl_gym.programs import Analysis, Grammar, InvalidProgram, ProgramSpace, RewardProgram
 from derl_gym.tasks import Split, load_task
@@ -65,7 +66,8 @@ class OuterLoop:
         self.task = load_task(settings.task, options, settings.flip)
         self.k = len(self.task.primitives)
         names = None if settings.primitives is None else tuple(settings.primitives)
-        self.grammar = Grammar(k=self.k, max_length=self.task.max_program_length, primitives=names)
+        longest = settings.max_program_length or self.task.max_program_length
+        self.grammar = Grammar(self.k, longest, names, settings.max_digits or 3)
         self.programs = ProgramSpace(self.grammar)
         self.states = self.task.states()
         self.inner = self.capped = self.task.inner.override(**settings.inner)
@@ -75,9 +77,15 @@ class OuterLoop:
         self.on_scored: Callable[[Scored], None] | None = None
         self.on_news: Callable[[str], None] | None = None
         self._records: dict[Split, dict[str, Any]] = {}
+        self._common: tuple[InnerConfig, str, dict[str, Any]] | None = None
         self._ledger: Ledger | None = None
         self._closed = False
-        self._runs = InnerRuns(settings, self.inner)
+        self.table = None
+        if settings.cache == "bundled":
+            assert self.task.measured is not None
+            common = self.common(self.inner, policy_fingerprint(self.base_policy))
+            self.table = fitting_table(self.task.measured, common)
+        self._runs = InnerRuns(settings, self.inner, self.table)
         self._warned = False
         self._run_dir: Path | None = None if settings.run_dir is None else Path(settings.run_dir).expanduser()
         self.episode = -1
@@ -102,8 +110,9 @@ class OuterLoop:
         own = dataclasses.asdict(self.settings)
         for machine in MACHINE:
             del own[machine]
-        if not self.settings.halving:  # as in ledgers that do not know of it
-            del own["halving"]
+        for name, before in ADDED.items():  # at these values as in ledgers that do not know of it
+            if own[name] == before:
+                del own[name]
         own |= {
             "environment": self.environment_id(),
             "task_name": self.task.name,
@@ -133,7 +142,7 @@ class OuterLoop:
             )
         if self._ledger is None:
             opened = time.monotonic()
-            self._ledger = Ledger(self.run_dir, config=self.config)
+            self._ledger = Ledger(self.run_dir, config=self.config, costly=self.table is None)
             self._free_since += time.monotonic() - opened  # reading the data is no work of the proposer's
         return self._ledger
 
@@ -178,6 +187,7 @@ class OuterLoop:
             InfrastructureFailure: when an inner run failed for good and the settings say ``"raise"``. What was
                 scored is in the ledger; the same call again trains only what is missing.
             ReplayMismatch: when the ledger holds other programs at this place.
+            NotMeasured: when ``on_miss="error"`` and a program is not in the table; the others' scores are kept.
             ValueError: when the reference run finds the outcome reward undefined.
         """
         try:
@@ -213,19 +223,23 @@ class OuterLoop:
                 self.settings.halving,
                 lambda trial: self.payload(trial.program, self._policy_folder(), trial.seed),
             )
-        for i, proposal in enumerate(proposals):
-            if proposal.trial is None:
-                outcomes[i] = self._settle(i, proposal, None)
-            elif halving is not None and halving.competes(proposal.trial):
-                if recorded[i]["identity"] not in halving.family(proposal.trial):
+        with ledger.together():  # one commit for all that is known already
+            for i, proposal in enumerate(proposals):
+                if proposal.trial is None:
+                    outcomes[i] = self._settle(i, proposal, None)
+                elif halving is not None and halving.competes(proposal.trial):
+                    if recorded[i]["identity"] not in halving.family(proposal.trial):
+                        ledger.check_settled(recorded[i], proposal.trial.identity, dataclasses.asdict(proposal.trial))
+                    waiting.setdefault(proposal.trial.identity, []).append(i)
+                elif (row := self._runs.known(ledger, proposal.trial)) is not None:
+                    cached = recorded[i]["cached"] if recorded[i]["status"] != "proposed" else True
+                    outcomes[i] = self._settle(i, proposal, row, cached)
+                else:
                     ledger.check_settled(recorded[i], proposal.trial.identity, dataclasses.asdict(proposal.trial))
-                waiting.setdefault(proposal.trial.identity, []).append(i)
-            elif (row := self._runs.known(ledger, proposal.trial)) is not None:
-                cached = recorded[i]["cached"] if recorded[i]["status"] != "proposed" else True
-                outcomes[i] = self._settle(i, proposal, row, cached)
-            else:
-                ledger.check_settled(recorded[i], proposal.trial.identity, dataclasses.asdict(proposal.trial))
-                waiting.setdefault(proposal.trial.identity, []).append(i)
+                    waiting.setdefault(proposal.trial.identity, []).append(i)
+        if waiting and self.settings.on_miss == "error":
+            assert self.table is not None
+            raise not_measured(self.table, [proposals[places[0]].text for places in waiting.values()])
         asked, failed = len(waiting), []
         raises = self.settings.on_infrastructure_failure == "raise"
         if halving is not None:
@@ -262,6 +276,8 @@ class OuterLoop:
         classes[key] = seen + 1
         replicate = seen if self.settings.cache == "off" else 0
         seed = trial_seed(self.seed, replicate, self.step if self.settings.variant == "full" else 0)
+        if self.table is not None:
+            seed = self.table.seeds[seed % len(self.table.seeds)]
         trained_as = self._trained_as(program, key)
         trial = Trial(self._identity(trained_as, seed, self.policy), program.text, key, seed, replicate, self.policy)
         return _Proposal(text, program, "", analysis.structure, key, trial, repeated=seen > 0)
@@ -290,11 +306,11 @@ class OuterLoop:
         self._reference = trial
 
     def _trained_as(self, program: RewardProgram, key: str) -> str:
-        return key if self.settings.cache == "equivalent" else program.text
+        return key if self.settings.cache in ("equivalent", "bundled") else program.text
 
     def class_of(self, program: RewardProgram, analysis: Analysis) -> str:
         """The programs that count as one with this one: those with equal GRPO advantages, as far as that holds."""
-        if self.settings.cache == "equivalent" and not self._standardised(program.text, analysis):
+        if self.settings.cache in ("equivalent", "bundled") and not self._standardised(program.text, analysis):
             return f"exact:{program.text}"
         return program.equivalence_key(self.states)
 
@@ -317,7 +333,7 @@ class OuterLoop:
                 GRPO_EPSILON,
             )
             return False
-        return max(map(abs, analysis.bounds)) < 1e5 * analysis.smallest_gap
+        return analysis.largest < 1e5 * analysis.smallest_gap
 
     def _identity(self, trained_as: str, seed: int, policy: str) -> str:
         """Equal for equal inner runs. A program that is the reference run's, with its seed and policy, is that run."""
@@ -332,12 +348,19 @@ class OuterLoop:
         return dataclasses.replace(self.inner, max_flops=None, max_flops_ratio=None)
 
     def _identity_with(self, config: InnerConfig, trained_as: str, seed: int, policy: str) -> str:
+        return fingerprint(self.common(config, policy) | {"program": trained_as, "seed": seed})
+
+    def common(self, config: InnerConfig, policy: str) -> dict[str, Any]:
+        """What makes two trials the same besides program and seed; JSON-able."""
+        if self._common is not None and self._common[0] is config and self._common[1] == policy:
+            return self._common[2]
         inner = dataclasses.asdict(config)
         for unseen in (*CLOCKWORK, "policy"):
             del inner[unseen]
         task = [self.settings.task, self.task.version, self.settings.task_options, sorted(self.settings.flip)]
-        what = {"task": task, "data": self.hashes(*SEARCHED), "program": trained_as, "seed": seed}
-        return fingerprint(what | {"inner": inner, "policy": policy})
+        common = {"task": task, "data": self.hashes(*SEARCHED), "inner": inner, "policy": policy}
+        self._common = (config, policy, common)
+        return common
 
     def _halve(
         self,

@@ -13,11 +13,14 @@ import numpy as np
 from derl_gym.fields import check_fields
 from derl_gym.inner.config import InnerConfig
 from derl_gym.tasks.base import Preset, task_class
+from derl_gym.trials.bundled import made as table_description
 
 MACHINE = ("run_dir", "workers", "pool", "cache_dir", "on_infrastructure_failure")
 """Settings that say how a search is run and not which: they may change when it is taken up again."""
 FROM_PRESET = ("outer_steps", "group_size", "proposer")
 """Settings that a preset brings, besides the inner ones."""
+ADDED = {"halving": 0, "max_program_length": None, "max_digits": None, "on_miss": "run"}
+"""Settings that early ledgers do not know, with what they stand for there."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +42,13 @@ class Settings:
     primitives: Sequence[str] | None = None
     flip: Sequence[str] = ()
     mask: Literal["grammar", "charset"] = "grammar"
+    max_program_length: int | None = None
+    max_digits: int | None = None
     pool: Literal["processes", "ray"] = "processes"
     workers: int = 1
     run_dir: str | None = None
-    cache: Literal["equivalent", "exact", "off"] = "equivalent"
+    cache: Literal["equivalent", "exact", "off", "bundled"] = "equivalent"
+    on_miss: Literal["run", "error"] = "run"
     cache_dir: str | None = None
     data_dir: str | None = None
     keep_policies: bool = False
@@ -56,13 +62,21 @@ class Settings:
                 object.__setattr__(self, field.name, int(value))
             elif isinstance(value, os.PathLike):
                 object.__setattr__(self, field.name, os.fspath(value))
-        check_fields(self, at_least=dict.fromkeys(("outer_steps", "group_size", "workers"), 1) | {"halving": 0})
+        positive = ("outer_steps", "group_size", "workers", "max_program_length", "max_digits")
+        check_fields(self, at_least=dict.fromkeys(positive, 1) | {"halving": 0})
         try:
             json.dumps(dataclasses.asdict(self))
         except (TypeError, ValueError) as error:
             raise ValueError(f"settings must be JSON-able: {error}") from error
         if self.cache_dir is not None and self.variant == "full":
             raise ValueError("cache_dir shares scores, not policies; variant='full' needs the policies")
+        if self.cache == "bundled" and (self.variant == "full" or self.halving or self.keep_policies):
+            raise ValueError(
+                "cache='bundled' has the scores of whole trainings that start from the base policy, and no policies: "
+                "variant='full', halving and keep_policies need inner runs"
+            )
+        if self.on_miss == "error" and self.cache != "bundled":
+            raise ValueError(f"on_miss='error' is for cache='bundled', not for cache={self.cache!r}")
 
 
 def make_settings(given: dict[str, Any]) -> Settings:
@@ -86,6 +100,11 @@ def make_settings(given: dict[str, Any]) -> Settings:
     if full and preset.full_outer_steps is not None:
         chosen["outer_steps"] = preset.full_outer_steps
     chosen |= {"proposer": preset.proposer} | {key: given[key] for key in FROM_PRESET if key in given}
+    if settings.cache == "bundled":
+        if task.measured is None:
+            raise ValueError(f"cache='bundled' needs a task with a table of measured trials; {settings.task} has none")
+        language = table_description(task.measured)["language"]
+        chosen |= {name: size for name, size in language.items() if getattr(settings, name) is None}
     return dataclasses.replace(
         settings,
         **chosen,

@@ -66,6 +66,8 @@ class Analysis:
         veto: Names of the primitives that wipe out all credit for g1 when they are zero.
         smallest_gap: Smallest difference of reward between two states that are not equal, 0 when there is
             none. Over continuous primitives, where it would be arbitrarily small, the range of the rewards.
+        largest: Largest size of a reward where it is defined, 0 when never. Over continuous primitives that of
+            ``bounds``.
     """
 
     structure: Literal["stable", "unstable", "invalid"]
@@ -76,13 +78,15 @@ class Analysis:
     constant: bool
     veto: tuple[str, ...]
     smallest_gap: float
+    largest: float
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-able form; numbers that are not finite become ``None``."""
         plain = dataclasses.asdict(self)
         plain["reasons"], plain["veto"] = list(self.reasons), list(self.veto)
         plain["bounds"] = [bound if math.isfinite(bound) else None for bound in self.bounds]
-        plain["smallest_gap"] = self.smallest_gap if math.isfinite(self.smallest_gap) else None
+        for name in ("smallest_gap", "largest"):
+            plain[name] = plain[name] if math.isfinite(plain[name]) else None
         if not isinstance(self.undefined, int):
             plain["undefined"] = [list(state) for state in self.undefined]
         return plain
@@ -201,6 +205,7 @@ def analyse(code: Sequence[Instruction], primitives: Sequence[Domain], states: A
         constant=constant,
         veto=tuple(veto),
         smallest_gap=0.0 if constant or len(defined) == 0 else _gap(defined, error[~undefined], exact),
+        largest=float(np.abs(defined).max(initial=0.0)) if exact else max(abs(low), abs(high)),
     )
 
 

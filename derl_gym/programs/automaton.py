@@ -5,7 +5,7 @@
     factor   = number | base ["**" exponent]
     base     = primitive | "(" program ")"                   so every group holds a primitive
     divisor  = like factor, but a number is not zero
-    number   = up to three digits without leading zeros, then perhaps "." and one to three digits
+    number   = up to three digits without leading zeros, then perhaps "." and one to three digits (``max_digits``)
     exponent = one digit, then perhaps "." and one digit; not zero
 
 The restrictions make every sentence a valid program: no constant part of one can divide by zero, overflow or
@@ -21,8 +21,6 @@ from typing import NamedTuple
 _START, _OPERAND, _DIVISOR, _EXPONENT = "start", "operand", "divisor", "exponent"
 _ATOM, _STAR, _STAR_AFTER_ATOM = "atom", "star", "star-after-atom"
 _NAME = "name:"
-# kind: (most digits before the point, and after it; may be zero)
-_NUMBERS = {"number": (3, True), "nonzero": (3, False), "power": (1, False)}
 
 
 class State(NamedTuple):
@@ -48,11 +46,12 @@ class Automaton:
     Args:
         names: Names of the primitives.
         max_length: Longest program in tokens.
+        max_digits: Most digits of a number before the point, and after it.
     """
 
-    def __init__(self, names: tuple[str, ...], max_length: int) -> None:
+    def __init__(self, names: tuple[str, ...], max_length: int, max_digits: int = 3) -> None:
         self.max_length = max_length
-        self._moves = _moves(names)
+        self._moves = _moves(names, max_digits)
         self._complete = {phase for phase, moves in self._moves.items() if ")" in moves}
         self._need = _least_tokens(self._moves, self._complete)
 
@@ -95,7 +94,7 @@ Moves = dict[str, dict[str, tuple[str, int]]]
 
 
 @functools.cache
-def _moves(names: tuple[str, ...]) -> Moves:
+def _moves(names: tuple[str, ...], max_digits: int) -> Moves:
     moves: Moves = {}
     digits = "0123456789"
 
@@ -116,8 +115,9 @@ def _moves(names: tuple[str, ...]) -> Moves:
             moves.setdefault(_NAME + name[:end], {})[name[end]] = (_NAME + name[: end + 1], 0)
     for name in names:
         moves.setdefault(_NAME + name, {}).update(moves[_ATOM])
-    for kind, (most, zero_allowed) in _NUMBERS.items():
-        _add_number(moves, kind, most, zero_allowed, follow)
+    _add_number(moves, "number", max_digits, True, follow)
+    _add_number(moves, "nonzero", max_digits, False, follow)
+    _add_number(moves, "power", 1, False, follow)
     return moves
 
 

@@ -16,9 +16,9 @@ mulop ::= "*" | "/"
 power ::= base ("**" exponent)?
 base ::= primitive | "(" root ")"
 primitive ::= {names}
-number ::= ("0" | [1-9] [0-9]? [0-9]?) ("." [0-9] [0-9]? [0-9]?)?
-nonzero ::= [1-9] [0-9]? [0-9]? ("." [0-9] [0-9]? [0-9]?)? | "0." small
-small ::= [1-9] [0-9]? [0-9]? | "0" [1-9] [0-9]? | "00" [1-9]
+number ::= ("0" | [1-9]{more}) ("." [0-9]{more})?
+nonzero ::= [1-9]{more} ("." [0-9]{more})? | "0." small
+small ::= {small}
 exponent ::= [1-9] ("." [0-9])? | "0." [1-9]
 """
 
@@ -34,18 +34,19 @@ mulop: "*" | "/"
 power: base ("**" EXPONENT)?
 base: PRIMITIVE | "(" program ")"
 PRIMITIVE: {names}
-NUMBER: /(0|[1-9][0-9]{{0,2}})(\\.[0-9]{{1,3}})?/
-NONZERO: /[1-9][0-9]{{0,2}}(\\.[0-9]{{1,3}})?|0\\.([1-9][0-9]{{0,2}}|0[1-9][0-9]?|00[1-9])/
+NUMBER: /(0|[1-9]{more})(\\.[0-9]{more})?/
+NONZERO: /[1-9]{more}(\\.[0-9]{more})?|0\\.({small})/
 EXPONENT: /[1-9](\\.[0-9])?|0\\.[1-9]/
 """
 
 
-def ebnf(names: Sequence[str], dialect: Literal["gbnf", "lark"]) -> str:
+def ebnf(names: Sequence[str], dialect: Literal["gbnf", "lark"], max_digits: int = 3) -> str:
     """The grammar as text.
 
     Args:
         names: Names of the primitives.
         dialect: ``"gbnf"`` or ``"lark"``.
+        max_digits: Most digits of a number before the point, and after it.
 
     Raises:
         ValueError: for another dialect.
@@ -53,4 +54,11 @@ def ebnf(names: Sequence[str], dialect: Literal["gbnf", "lark"]) -> str:
     templates = {"gbnf": _GBNF, "lark": _LARK}
     if dialect not in templates:
         raise ValueError(f"expected dialect 'gbnf' or 'lark', got {dialect!r}")
-    return templates[dialect].format(names=" | ".join(f'"{name}"' for name in names))
+    zeros = range(max_digits)  # of a number below one, behind the point
+    if dialect == "gbnf":
+        more = " [0-9]?" * (max_digits - 1)
+        small = " | ".join(f'"{"0" * n}" [1-9]{" [0-9]?" * (max_digits - 1 - n)}'.removeprefix('"" ') for n in zeros)
+    else:
+        more = "[0-9]?" * (max_digits - 1)
+        small = "|".join(f"{'0' * n}[1-9]{'[0-9]?' * (max_digits - 1 - n)}" for n in zeros)
+    return templates[dialect].format(names=" | ".join(f'"{name}"' for name in names), more=more, small=small)

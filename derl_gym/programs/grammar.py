@@ -38,20 +38,25 @@ class Grammar:
         k: Number of primitives g1..gk.
         max_length: Longest program in tokens, END not counted.
         primitives: Names that may be used, in order; ``None``: all k.
+        max_digits: Most digits of a number before the point, and after it.
 
     Attributes:
         tokens: The alphabet; a token's id is its index, and ``tokens[0]`` is END.
-        k, max_length, primitives: The arguments, with ``primitives`` always a tuple.
+        k, max_length, primitives, max_digits: The arguments, with ``primitives`` always a tuple.
 
     Raises:
-        ValueError: for a k, length or name that is out of range.
+        ValueError: for a k, length, name or number of digits that is out of range.
     """
 
-    def __init__(self, k: int = 4, max_length: int = 32, primitives: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, k: int = 4, max_length: int = 32, primitives: Sequence[str] | None = None, max_digits: int = 3
+    ) -> None:
         if not 1 <= k <= 99:
             raise ValueError(f"expected 1 to 99 primitives, got k={k}")
         if not 1 <= max_length <= 128:
             raise ValueError(f"expected max_length from 1 to 128 tokens, got {max_length}")
+        if not 1 <= max_digits <= 3:
+            raise ValueError(f"expected max_digits from 1 to 3, got {max_digits}")
         every = tuple(f"g{i + 1}" for i in range(k))
         names = every if primitives is None else tuple(name for name in every if name in primitives)
         if not names or set(primitives or names) != set(names):
@@ -59,8 +64,9 @@ class Grammar:
         self.k = k
         self.max_length = max_length
         self.primitives = names
+        self.max_digits = max_digits
         self.tokens: tuple[str, ...] = (END, *names, *_OPERATORS, *"0123456789", ".", "(", ")")
-        self.automaton = Automaton(names, max_length)
+        self.automaton = Automaton(names, max_length, max_digits)
         self.initial: TokenState = self.automaton.start()
         self._ids = {token: i for i, token in enumerate(self.tokens)}
         longest_first = sorted(self.tokens[1:], key=len, reverse=True)
@@ -166,7 +172,7 @@ class Grammar:
 
     def sample(self, rng: np.random.Generator) -> str:
         """A program from the prior that "random search" means: see prior.py."""
-        return prior.sample(rng, self.primitives, lambda text: token_count(text) <= self.max_length)
+        return prior.sample(rng, self.primitives, lambda text: token_count(text) <= self.max_length, self.max_digits)
 
     def sample_charset(self, rng: np.random.Generator) -> str:
         """A text of the charset mask: END with probability 0.1 after the first token, else uniform tokens."""
@@ -179,7 +185,7 @@ class Grammar:
         Args:
             dialect: ``"gbnf"`` (llama.cpp, xgrammar) or ``"lark"`` (lark, llguidance).
         """
-        return ebnf(self.primitives, dialect)
+        return ebnf(self.primitives, dialect, self.max_digits)
 
     def _edges(self, state: TokenState) -> tuple[NDArray[np.int8], tuple[TokenState, ...]]:
         """Mask and successors of a state, worked out once."""
@@ -208,15 +214,16 @@ class Grammar:
     def __hash__(self) -> int:
         return hash(self._key())
 
-    def _key(self) -> tuple[int, int, tuple[str, ...]]:
-        return self.k, self.max_length, self.primitives
+    def _key(self) -> tuple[int, int, tuple[str, ...], int]:
+        return self.k, self.max_length, self.primitives, self.max_digits
 
-    def __reduce__(self) -> tuple[type[Grammar], tuple[int, int, tuple[str, ...]]]:
+    def __reduce__(self) -> tuple[type[Grammar], tuple[int, int, tuple[str, ...], int]]:
         return Grammar, self._key()
 
     def __repr__(self) -> str:
         names = "" if len(self.primitives) == self.k else f", primitives={self.primitives}"
-        return f"Grammar(k={self.k}, max_length={self.max_length}{names})"
+        digits = "" if self.max_digits == 3 else f", max_digits={self.max_digits}"
+        return f"Grammar(k={self.k}, max_length={self.max_length}{names}{digits})"
 
 
 def _plain(ids: Iterable[Any]) -> list[int]:

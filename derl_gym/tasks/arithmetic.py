@@ -116,6 +116,7 @@ class Arithmetic(Task):
         Primitive("g4", "1 if the ground truth appears anywhere in the output as a whole number, else 0", _mentioned),
     )
     max_program_length = 32
+    measured = Path(__file__).parent / "arithmetic_table"
     inner = InnerConfig(
         steps=18,
         batch_size=128,

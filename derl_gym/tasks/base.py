@@ -11,6 +11,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -109,6 +110,7 @@ class Task(abc.ABC):
         base_policy: Hub name or folder of the model that every inner run starts from.
         presets: Settings for machines of several sizes, by name.
         headline: Benchmarks whose unweighted mean accuracy is a policy's score; empty: all examples count alike.
+        measured: Folder of a table of measured trials for ``cache="bundled"``; see :mod:`derl_gym.trials.bundled`.
     """
 
     name: ClassVar[str]
@@ -121,6 +123,7 @@ class Task(abc.ABC):
     final_inner: ClassVar[dict[str, Any]] = {}
     presets: ClassVar[dict[str, Preset]] = {}
     headline: ClassVar[tuple[str, ...]] = ()
+    measured: ClassVar[Path | None] = None
 
     def __init__(self, data_dir: str | None = None) -> None:
         self.data_dir = data_dir

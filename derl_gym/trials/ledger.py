@@ -80,6 +80,8 @@ class Ledger(RunDirectory):
         config: The search's configuration, JSON-able. Needed to make a ledger; compared with the recorded one
             when there is a ledger already.
         readonly: Read only, without the lock: also while a search runs, also without write permission.
+        costly: Whether its trials cost something, so that each is to survive a power cut; see
+            :class:`derl_gym.trials.database.Database`.
 
     Raises:
         LockedRunDirectory: another process has it open for writing; the message names its pid.
@@ -101,8 +103,9 @@ class Ledger(RunDirectory):
         config: Mapping[str, Any] | None = None,
         *,
         readonly: bool = False,
+        costly: bool = True,
     ) -> None:
-        super().__init__(run_dir, config, readonly, SCHEMA_VERSION, SCHEMA, UPGRADES)
+        super().__init__(run_dir, config, readonly, SCHEMA_VERSION, SCHEMA, UPGRADES, costly)
 
     def __enter__(self) -> Ledger:
         return self
@@ -250,7 +253,8 @@ class Ledger(RunDirectory):
             old = (rows[0]["status"], rows[0]["score"])
             if old[0] in ("scored", "invalid") and old != (status, score):
                 raise LedgerError(f"the proposal at {place} has ended as {old}, not as {(status, score)}")
-            self.check_settled(rows[0], identity, self.trial(identity) if identity else None)
+            if rows[0]["identity"] != identity:
+                self.check_settled(rows[0], identity, self.trial(identity) if identity else None)
             cost = {"cached": int(cached), "seconds": seconds, "settled_at": now()}
             self._db.update("proposals", place, told | cost)
 
@@ -463,6 +467,10 @@ class Ledger(RunDirectory):
             {**_decoded(row), "programs": json.loads(row["programs"]), "again": bool(row["again"])}
             for row in self._db.rows("SELECT * FROM finals ORDER BY id")
         ]
+
+    def together(self) -> AbstractContextManager[None]:
+        """What is written within the block is committed at its end, all or nothing."""
+        return self._db.transaction()
 
     def moment(self) -> AbstractContextManager[None]:
         """Within the block everything is read as it is at its beginning, whatever the writer adds meanwhile."""

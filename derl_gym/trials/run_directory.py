@@ -53,6 +53,7 @@ class RunDirectory:
         version: int,
         schema: str,
         upgrades: Mapping[int, str],
+        costly: bool = True,
     ) -> None:
         self.run_dir = Path(run_dir).absolute()
         self.path = self.run_dir / "ledger.sqlite"
@@ -69,7 +70,7 @@ class RunDirectory:
         try:
             if not readonly:
                 self._refuse_lost_ledger()
-            self._db = Database(self.path, "ledger", version, schema, readonly)
+            self._db = Database(self.path, "ledger", version, schema, readonly, costly)
             try:
                 if not readonly:  # it reads the whole file, and a reader meets the damage where it reads
                     verdict = self._db.rows("PRAGMA integrity_check(1)")[0]["integrity_check"]

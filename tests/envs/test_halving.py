@@ -80,10 +80,10 @@ class Killed(Exception):
 class Scripted(InnerRuns):
     """Runs that end as a table says, instead of training: the contest alone is looked at. Killed after some of them."""
 
-    cache = None  # type: ignore[assignment]
+    cache = table = None  # type: ignore[assignment]
 
-    def __init__(self, table: dict[str, dict[float, Any]], patience: int = 100) -> None:
-        self.table, self.patience = table, patience
+    def __init__(self, script: dict[str, dict[float, Any]], patience: int = 100) -> None:
+        self.script, self.patience = script, patience
 
     def train(
         self, ledger: Ledger, trials: dict[str, Trial], payloads: dict[str, dict[str, Any]]
@@ -93,7 +93,7 @@ class Scripted(InnerRuns):
                 raise Killed
             self.patience -= 1
             share = payloads[identity]["until"]
-            score = self.table[trial.program][share]
+            score = self.script[trial.program][share]
             result = InnerResult("scored", score, "paused", steps=int(share * 8), of_steps=8)
             if score is None:
                 result = InnerResult("invalid", 0.0, "undefined")

@@ -72,13 +72,14 @@ def test_every_field(make_primitives):
     assert found.bounds == (0.0, 1.125)
     assert found.monotone_in_g1 and not found.constant and found.undefined == ()
     assert found.veto == ("g3",)
-    assert found.smallest_gap == 0.125
+    assert (found.smallest_gap, found.largest) == (0.125, 1.125)
     undefined = analyse("g1+1/g2", make_primitives(2))
     assert undefined.undefined == ((0.0, 0.0), (1.0, 0.0))
     assert undefined.bounds == (-np.inf, np.inf)
     assert undefined.to_dict()["bounds"] == [None, None]
+    assert undefined.largest == 2.0, "where it is defined"
     never = analyse("g1/0", make_primitives(1))
-    assert np.isnan(never.bounds).all() and never.smallest_gap == 0 and not never.constant
+    assert np.isnan(never.bounds).all() and never.smallest_gap == never.largest == 0 and not never.constant
     assert analyse("2", make_primitives(1)).constant and analyse("2", make_primitives(1)).bounds == (2.0, 2.0)
 
 
@@ -277,3 +278,4 @@ def test_states_that_are_only_probes_do_not_make_the_judgement_exact():
         assert analysis.structure == "unstable" and analysis.bounds == (-np.inf, np.inf)
     linear = RewardProgram.parse("g1+0.5*g3", k=3).analyse(primitives, states=probes)
     assert linear.smallest_gap == pytest.approx(1.5), "the range, not the spacing of the probes"
+    assert linear.largest == 1.5 and pole.analyse(primitives).largest == np.inf

@@ -93,7 +93,9 @@ def in_the_language(grammar: Grammar, text: str) -> bool:
     return grammar.automaton.can_end(state)
 
 
-@pytest.mark.parametrize("kwargs", [{"k": 4}, {"k": 12}, {"k": 4, "primitives": ("g1", "g3")}])
+@pytest.mark.parametrize(
+    "kwargs", [{"k": 4}, {"k": 12}, {"k": 4, "primitives": ("g1", "g3")}, {"k": 4, "max_digits": 1}]
+)
 @pytest.mark.parametrize("dialect", ["gbnf", "lark"])
 def test_ebnf_is_the_language_of_the_mask(kwargs, dialect, walk):
     grammar = Grammar(max_length=20, **kwargs)
