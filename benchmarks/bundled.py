@@ -35,7 +35,7 @@ LONGEST, MOST_DIGITS = 6, 1
 SEEDS = (1, 2, 3, 4, 5, 6, 7, 8)
 WEIGHTS = (-1, 0, 1, 2, 4)
 GUARDS = ("0.5", "1", "2")
-BATCH = 48
+BATCH = 16
 """Trainings between two batches of evaluations; their policies lie on the disk meanwhile."""
 
 
