@@ -128,7 +128,7 @@ class Agent(abc.ABC):
         """
         if self._pending is None:
             raise RuntimeError("tell() without ask(): there are no programs waiting for scores")
-        actions, values = np.asarray(actions), np.asarray(scores, dtype=np.float64)
+        actions, values = np.asarray(actions), np.asarray(scores, dtype=np.float64) + 0.0  # -0.0 becomes 0.0
         if values.shape != (self.group_size,):
             raise ValueError(f"expected {self.group_size} scores, one per asked program, got shape {values.shape}")
         if actions.shape != self.shape:
@@ -219,6 +219,17 @@ class Agent(abc.ABC):
             except InvalidProgram:
                 rows.append(np.zeros(self.shape[1], dtype=np.int64))
         return np.stack(rows)
+
+    def well_formed(self, text: str) -> bool:
+        """Whether the grammar leads to this program: it parses, has a primitive, and is no longer than allowed."""
+        grammar = self.programs.grammar
+        try:
+            ids, state = grammar.encode(text), grammar.initial
+            for token in (*ids[ids > 0].tolist(), 0):
+                state = grammar.advance_token(state, token)
+        except InvalidProgram:
+            return False
+        return True
 
 
 @contextlib.contextmanager

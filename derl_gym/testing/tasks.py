@@ -1,11 +1,10 @@
-"""Self-checks of a task of your own: does it keep what :class:`derl_gym.tasks.Task` promises?
+"""``check_task``: does a task of your own keep what :class:`derl_gym.tasks.Task` promises?
 
-``derl-gym envs ID --check`` prints them. The test split is not opened.
+The test split is not opened.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -15,24 +14,12 @@ import numpy as np
 from derl_gym.tasks import Example, Primitive, Task
 from derl_gym.tasks.agent import AgentTask
 from derl_gym.tasks.worlds import WorldFailed
+from derl_gym.testing.report import Report
 
 ODD_TEXTS = ("", " ", "\x00", "\ud800", "\\boxed{", "}" * 5000, "{" * 5000, "9" * 5000, "-" * 5000, "\u0664\u0662")
 """Outputs that a policy may well write and a primitive must survive."""
 SHOWN = 5
 """Examples named per problem."""
-
-
-@dataclasses.dataclass
-class Report:
-    """What a check found.
-
-    Attributes:
-        lines: What was checked, one line each.
-        problems: What is wrong; empty when nothing is.
-    """
-
-    lines: list[str] = dataclasses.field(default_factory=list)
-    problems: list[str] = dataclasses.field(default_factory=list)
 
 
 def check_task(task: Task, limit: int | None = None) -> Report:
