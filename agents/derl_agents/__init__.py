@@ -12,16 +12,26 @@ from typing import TYPE_CHECKING, Any
 from derl_agents.base import Agent, SearchResult, search
 
 if TYPE_CHECKING:
+    from derl_agents.bandit import Bandit as Bandit
+    from derl_agents.cmaes import CMAES as CMAES
     from derl_agents.derl import DERLProposer as DERLProposer
     from derl_agents.elite import EliteDERL as EliteDERL
+    from derl_agents.genetic import Genetic as Genetic
+    from derl_agents.maskable_ppo import TokenPPO as TokenPPO
     from derl_agents.prompted import PromptedLLM as PromptedLLM
     from derl_agents.random_search import RandomSearch as RandomSearch
+    from derl_agents.tpe import TPE as TPE
 
 _WHERE = {
     "random": ("random_search", "RandomSearch"),
     "derl": ("derl", "DERLProposer"),
     "derl-elite": ("elite", "EliteDERL"),
     "prompted": ("prompted", "PromptedLLM"),
+    "maskable_ppo": ("maskable_ppo", "TokenPPO"),
+    "genetic": ("genetic", "Genetic"),
+    "tpe": ("tpe", "TPE"),
+    "cmaes": ("cmaes", "CMAES"),
+    "bandit": ("bandit", "Bandit"),
 }
 
 

@@ -5,7 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from derl_agents import AGENTS, search
+from derl_agents import AGENTS
+from derl_gym.testing import check_agent
 
 SMALL = {"cold_start_programs": 64, "cold_start_steps": 5}
 CASES = {
@@ -18,6 +19,17 @@ CASES = {
     "derl-named-cold": ("derl", {"model": "TINY", "cold_start_steps": 2, "cold_start_programs": 16}),
     "derl-elite": ("derl-elite", {**SMALL, "warm_up": 1, "mutants": 1, "resamples": 2}),
     "prompted": ("prompted", {"model": "stub"}),
+    "maskable_ppo": ("maskable_ppo", {"n_epochs": 2}),
+    "genetic": ("genetic", {}),
+    "tpe": ("tpe", {"startup": 4}),
+    "cmaes": ("cmaes", {}),
+    "bandit": ("bandit", {"arms": 6}),
+}
+
+
+NEEDS = {
+    **dict.fromkeys(("random", "derl", "derl-elite"), ("torch",)),
+    **{"maskable_ppo": ("sb3_contrib",), "genetic": ("deap",), "tpe": ("optuna",), "cmaes": ("cma",)},
 }
 
 
@@ -35,8 +47,9 @@ def make_agent(request, monkeypatch):
         server = request.getfixturevalue("stub_server")
         monkeypatch.setenv("OPENAI_API_KEY", "not-a-real-key")
         options |= {"base_url": server.url}
-    elif name != "random" or "prior" in options:
-        pytest.importorskip("torch")
+    else:
+        for package in NEEDS.get(name, ()) if name != "random" or "prior" in options else ():
+            pytest.importorskip(package)
     return lambda envs, seed=0: AGENTS[name](envs, seed=seed, **options)
 
 
@@ -52,53 +65,10 @@ def run(envs, agent, steps, scores=None):
     return programs
 
 
-def test_actions(make_envs, make_agent):
-    envs = make_envs(num_envs=4)
-    agent = make_agent(envs)
-    observation, info = envs.reset(seed=0)
-    actions = agent.ask(observation, info)
-    assert actions.dtype == np.int64 and actions.shape == (4, 32)
-    assert envs.action_space.contains(actions)
-    actions[:] = 0  # the caller's array is the caller's
-    assert agent.pending is not None and agent.pending.any()
-
-
-def test_seeds_reproduce(make_envs, make_agent):
-    runs = [run(envs := make_envs(str(i), num_envs=4), make_agent(envs, seed=7), 3) for i in range(2)]
-    assert runs[0] == runs[1]
-
-
-def test_other_seeds_differ(make_envs, make_agent):
-    runs = [run(envs := make_envs(str(i), num_envs=4), make_agent(envs, seed=i), 1) for i in range(2)]
-    if make_agent(envs).name != "prompted":  # a remote model's randomness is its own
-        assert runs[0] != runs[1]
-
-
-def test_save_and_load_go_on_identically(make_envs, make_agent, tmp_path):
-    envs = make_envs(num_envs=4, outer_steps=20)
-    whole = make_agent(envs)
-    run(envs, whole, 2)
-    actions = whole.ask({}, {})
-    (folder := tmp_path / "checkpoint").mkdir()
-    whole.save(folder)
-    assert not list(folder.glob("*.p*kl*"))
-
-    copy = make_agent(envs)
-    copy.load(folder)
-    assert copy.steps == 2 and np.array_equal(copy.pending, actions)
-    for agent in (whole, copy):
-        agent.tell(actions, [0.1, 0.4, 0.0, 0.2], {})
-    assert run(envs, whole, 3) == run(envs, copy, 3)
-
-
-def test_save_before_the_first_ask(make_envs, make_agent, tmp_path):
-    envs = make_envs(num_envs=4)
-    agent = make_agent(envs, seed=2)
-    agent.save(tmp_path)
-    copy = make_agent(envs, seed=2)
-    copy.load(tmp_path)
-    assert copy.pending is None
-    assert run(envs, agent, 2) == run(envs, copy, 2)
+@pytest.mark.filterwarnings("ignore:the instruction takes .* tokens:UserWarning")
+def test_keeps_what_a_search_relies_on(make_agent, request):
+    """Types, shapes, seeds, save and load, invalid groups, a group of one: see derl_gym.testing.check_agent."""
+    assert check_agent(make_agent, mask="charset" if "charset" in request.node.name else "grammar").problems == []
 
 
 def test_refuses_misuse(make_envs, make_agent, tmp_path):
@@ -175,17 +145,6 @@ def test_survives_groups_without_a_signal(make_envs, make_agent):
     run(envs, agent, 2, scores=[0.0] * 4)
     run(envs, agent, 2, scores=[0.5] * 4)
     assert all(np.isfinite(agent.ask({}, {})).ravel())
-
-
-def test_a_group_of_one(make_envs, make_agent):
-    envs = make_envs(num_envs=1)
-    run(envs, make_agent(envs), 2)
-
-
-def test_search(make_envs, make_agent):
-    envs = make_envs(num_envs=4, outer_steps=3)
-    result = search(envs, make_agent(envs), seed=1)
-    assert len(result.programs) == 3 and envs.scored == 3
 
 
 def test_options_are_documented_plain_data(make_agent, make_envs):

@@ -113,7 +113,8 @@ def test_a_cut_checkpoint_leaves_the_one_before(make_envs, monkeypatch):
 
 
 def test_agents_by_name():
-    assert list(AGENTS) == ["random", "derl", "derl-elite", "prompted"]
+    learners = ["random", "derl", "derl-elite", "prompted", "maskable_ppo", "genetic", "tpe", "cmaes", "bandit"]
+    assert list(AGENTS) == learners
     assert all(AGENTS[name].name == name and issubclass(AGENTS[name], Agent) for name in AGENTS)
     with pytest.raises(KeyError, match="no agent 'dreal'; there are random, derl"):
         AGENTS["dreal"]
