@@ -138,6 +138,15 @@ def test_scores(folder: Path) -> dict[tuple[str, int], float]:
     }
 
 
+@functools.cache
+def mean_test_scores(folder: Path) -> dict[str, float]:
+    """Equivalence class -> mean of :func:`test_scores` over the seeds."""
+    scores: dict[str, list[float]] = {}
+    for (key, _), score in test_scores(folder).items():
+        scores.setdefault(key, []).append(score)
+    return {key: float(np.mean(found)) for key, found in scores.items()}
+
+
 def write_table(
     folder: Path, lines: Iterable[Mapping[str, Any]], seeds: Sequence[int], description: Mapping[str, Any]
 ) -> None:
