@@ -21,6 +21,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -58,10 +59,8 @@ class Cluster:
         self.environment = {"RAY_ADDRESS": str(self._cluster.address)}
 
     def kill(self) -> None:
-        """Kill the second node's raylet, from which all its processes descend."""
-        raylet = self._node.all_processes["raylet"][0].process
-        raylet.kill()
-        raylet.wait()  # as its parent elsewhere would: workers take a zombie for alive
+        """Kill the second node's raylet, from which all its processes descend. It stays behind as a zombie."""
+        self._node.all_processes["raylet"][0].process.kill()
 
     def replace(self) -> None:
         """Clear the second node away and start another."""
@@ -165,9 +164,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     began = time.monotonic()
 
+    stopped = threading.Event()
+
     def go(pool: str) -> None:
         for number, kind, agent, place in planned:
-            if place == pool:
+            if place == pool and not stopped.is_set():
                 row = lanes[pool].strike(number, kind, agent, args.seed)
                 rows.append({"number": number} | row)
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
@@ -188,9 +189,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 lanes["ray"] = Lane("ray", folder, cluster)
         with ThreadPoolExecutor(1) as threads:
             beside = threads.submit(go, "processes")
-            if "ray" in lanes:
-                go("ray")  # here, since Ray starts nodes in the main thread alone
-            beside.result()
+            try:
+                if "ray" in lanes:
+                    go("ray")  # here, since Ray starts nodes in the main thread alone
+                beside.result()
+            finally:
+                stopped.set()
     rows.sort(key=lambda row: row["number"])
     seconds = round(time.monotonic() - began)
     lines = table(rows)

@@ -16,6 +16,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -360,6 +361,8 @@ def _is_shared(folder: Path, token: str) -> bool:
 def _local_pool(order: dict[str, Any]) -> LocalPool:
     """This worker's pool, in surroundings like the driver's."""
     global _local
+    if _local is None:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     sys.path += [entry for entry in order["path"] if entry not in sys.path]
     with contextlib.suppress(OSError):
         os.chdir(order["cwd"])
@@ -371,6 +374,17 @@ def _local_pool(order: dict[str, Any]) -> LocalPool:
             _local.close()
         _local = LocalPool(workers=1, preload=order["preload"], attempts=1, launcher=_LAUNCHER)
     return _local
+
+
+def _end_with(raylet: int) -> None:
+    """End this worker with the process that its node consists of.
+
+    Ray's own look at it takes a zombie for alive, and in a container nobody may ever reap one: what a lost node runs
+    would stay there, with the memory and the GPUs that it holds.
+    """
+    while os.getppid() == raylet:
+        time.sleep(1.0)
+    os._exit(1)
 
 
 def _small_files(folder: Path) -> dict[str, str]:

@@ -152,11 +152,13 @@ def test_a_node_that_goes_away_is_a_failed_attempt(cluster, tmp_path: Path) -> N
                 outcomes.append(event)
                 continue
             started.append(event)
-            if node is not None and raylet_of(event.pid) == raylet:
-                cluster.remove_node(node, allow_graceful=False)
-                node = None
-                assert wait_until(lambda: not alive(started[-1].pid), 10), "a run of a lost node is killed there"
-    assert node is None
+            if psutil.Process(raylet).status() != psutil.STATUS_ZOMBIE and raylet_of(event.pid) == raylet:
+                server, launcher, worker, *_ = [parent.pid for parent in psutil.Process(event.pid).parents()]
+                os.kill(raylet, signal.SIGKILL)  # a zombie from now on, as where nobody reaps it
+                left = (event.pid, server, launcher, worker)
+                assert wait_until(lambda left=left: not any(map(alive, left)), 10), "what a lost node runs ends there"
+    assert psutil.Process(raylet).status() == psutil.STATUS_ZOMBIE
+    cluster.remove_node(node, allow_graceful=False)
     assert sorted(outcome.attempts for outcome in outcomes) == [1, 1, 2] and all(o.result for o in outcomes)
     with ray_pool(gpus=4) as pool, pytest.raises(PoolError, match="4 GPUs"):
         list(pool.run(make(tmp_path, "quick", {})))
