@@ -1,11 +1,13 @@
 """What every agent must do, whatever it is: one test per promise of the protocol, over all of them."""
 
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
 
-from derl_agents import AGENTS
+from derl_agents import AGENTS, search
 from derl_gym.testing import check_agent
 
 SMALL = {"cold_start_programs": 64, "cold_start_steps": 5}
@@ -69,6 +71,58 @@ def run(envs, agent, steps, scores=None):
 def test_keeps_what_a_search_relies_on(make_agent, request):
     """Types, shapes, seeds, save and load, invalid groups, a group of one: see derl_gym.testing.check_agent."""
     assert check_agent(make_agent, mask="charset" if "charset" in request.node.name else "grammar").problems == []
+
+
+KILLS = ("after the tell", "before the save", "in the save", "before the step", "after the step")
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_search_that_is_killed_ends_as_one_that_was_not(make_envs, make_agent):
+    """Killed by signal 9 at each of these places, and taken up again."""
+    whole = make_envs("whole", num_envs=3, outer_steps=5)
+    search(whole, make_agent(whole, seed=3), seed=5)
+    for place in (*KILLS, None):
+        envs = make_envs("killed", num_envs=3, outer_steps=5)
+        ended = in_a_process_of_its_own(search_and_die, envs, make_agent, place)
+        assert ended == (0 if place is None else -signal.SIGKILL), place
+    proposed = [(envs.run_dir / "episode-0" / "actions.json").read_text() for envs in (whole, envs)]
+    assert len(json.loads(proposed[0])) == 5 and proposed[0] == proposed[1]
+
+
+def in_a_process_of_its_own(work, *arguments):
+    """The exit code of a fork that does this; negative: the signal that killed it."""
+    if (child := os.fork()) == 0:
+        try:
+            work(*arguments)
+            os._exit(0)
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def search_and_die(envs, make_agent, place):
+    """Search; in the first outer step that this process asks for, die at the place."""
+    agent = make_agent(envs, seed=3)
+    asked = 0
+
+    def at(name, function, after=False):
+        def patched(*arguments, **keywords):
+            nonlocal asked
+            asked += name == "propose"
+            if place == name and not after and asked == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            result = function(*arguments, **keywords)
+            if place == name and after and asked == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return result
+
+        return patched
+
+    agent.propose = at("propose", agent.propose)
+    agent.save = at("before the save", at("in the save", agent.save, after=True))
+    envs.step = at("before the step", at("after the step", envs.step, after=True))
+    agent.tell = at("after the tell", agent.tell, after=True)
+    search(envs, agent, seed=5)
 
 
 def test_refuses_misuse(make_envs, make_agent, tmp_path):
