@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import tyro
-from rich.console import Console
 
 from derl_gym.cli.command import Command, EnvironmentId, Folder, Settings, new_folder, pairs
+from derl_gym.cli.report import print_tables
 from derl_gym.cli.search import COMPARE_FILE, MACHINE, Plan, finished, write_json
 from derl_gym.fields import check_fields
-from derl_gym.report import summary_table, write_report
+from derl_gym.report import load_runs, write_report
 from derl_gym.report.runs import SEARCH_FILE
 from derl_gym.trials.pool import warm_servers
 
@@ -94,9 +94,10 @@ class Comparison:
                 else:
                     title = f"{i} of {len(plans)}: {plan.agent} on {plan.environment}, seed {plan.seed}"
                     plan.run(run_dir, title)
-        Console().print(summary_table(run_dirs))
+        runs = load_runs(run_dirs)
+        print_tables(runs)
         try:
-            print(f"report: {write_report(run_dirs, folder / 'report.html')}")
+            print(f"report: {write_report(runs, folder / 'report.html')}")
         except ImportError as error:
             print(f"no HTML report: {error}")
         print(f"results: {folder}")

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
+from rich import box
+from rich.markup import escape
+from rich.table import Table
 
 from derl_gym.report.runs import Row, Run
 from derl_gym.report.statistics import Duel, Interval, duels, interval
@@ -27,6 +30,8 @@ METRICS: dict[Metric, str] = {
 }
 REACHED = 0.95
 """Of the best score of all searches: the threshold that "proposals to threshold" counts to."""
+RANDOM = "random"
+"""The agent that every other has to beat first."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +153,8 @@ def compare(searches: Sequence[Search], metric: Metric = "area", against: str | 
     Args:
         searches: Of :func:`searches_of`.
         metric: What the duels are about, a key of :data:`METRICS`.
-        against: The agent that all others are compared with; ``None``: all pairs.
+        against: The agent that all others are compared with; ``None``: ``"random"`` where it takes part, else all
+            pairs.
 
     Raises:
         ValueError: no search, an unknown metric or agent, or ``"test"`` where test scores are not known.
@@ -160,6 +166,8 @@ def compare(searches: Sequence[Search], metric: Metric = "area", against: str | 
     groups: dict[str, list[Search]] = {}
     for search in searches:
         groups.setdefault(search.label, []).append(search)
+    if against is None and RANDOM in groups:
+        against = RANDOM
     threshold = REACHED * max(search.best for search in searches)
     values: dict[str, dict[object, float]] = {}
     for label, group in groups.items():
@@ -255,3 +263,58 @@ def _uneven(groups: Mapping[str, Sequence[Search]]) -> tuple[str, ...]:
     if len({frozenset(found) for found in seeds.values()}) > 1:
         said.append("not all agents have searched with the same seeds; duels are of those that both have")
     return tuple(said)
+
+
+def standings_table(comparison: Comparison) -> Table:
+    """The standings for the terminal: interquartile means with 95 % intervals, in percent."""
+    table = Table(box=box.SIMPLE_HEAD, title="interquartile means over searches, %", title_justify="left")
+    for title in ("", "searches", *columns(comparison)):
+        table.add_column(title, overflow="fold")
+    for standing in comparison.standings:
+        table.add_row(escape(standing.label), str(standing.searches), *cells(comparison, standing))
+    return table
+
+
+def duels_table(comparison: Comparison) -> Table:
+    """The duels for the terminal."""
+    table = Table(box=box.SIMPLE_HEAD, title=METRICS[comparison.metric], title_justify="left")
+    for title in ("", "difference, points", "better in, %", "p", "differ", "seeds"):
+        table.add_column(title, overflow="fold")
+    for duel in comparison.duels:
+        table.add_row(escape(f"{duel.a} - {duel.b}"), *duel_cells(duel))
+    return table
+
+
+def columns(comparison: Comparison) -> list[str]:
+    """What :func:`cells` says of an agent."""
+    tested = any(standing.test for standing in comparison.standings)
+    return [
+        *("area", "best", "last step"),
+        *(("test", "over test") if tested else ()),
+        *(f"proposals to {100 * comparison.threshold:.1f}", "invalid, %", "duplicate, %", "inner runs"),
+    ]
+
+
+def cells(comparison: Comparison, standing: Standing) -> list[str]:
+    """One agent's numbers in words, in the order of :func:`columns`."""
+    tested = any(one.test for one in comparison.standings)
+    known = [standing.area, standing.best, standing.last, *((standing.test, standing.gap) if tested else ())]
+    to_threshold = "never" if standing.proposals is None else f"{standing.proposals:g}"
+    return [
+        *("-" if value is None else value.percent() for value in known),
+        f"{to_threshold} ({standing.reached} of {standing.searches})",
+        *(f"{100 * share:.0f}" for share in (standing.invalid, standing.duplicates)),
+        f"{standing.inner_runs:.1f}",
+    ]
+
+
+def duel_cells(duel: Duel) -> list[str]:
+    """A duel in words: difference, probability of improvement, corrected p, verdict, pairs and what they would need."""
+    needed = "" if duel.seeds_needed is None else f", {duel.seeds_needed} needed"
+    return [
+        duel.difference.percent(),
+        duel.improvement.percent(),
+        f"{duel.corrected:.3g}",
+        "yes" if duel.shown else "not shown",
+        f"{duel.pairs}{needed}",
+    ]

@@ -7,6 +7,7 @@ proposer wrote is escaped: Plotly draws some HTML in hover labels.
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Sequence
 from html import escape
@@ -15,8 +16,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from derl_gym.report.comparison import METRICS, Comparison, Metric, Search
 from derl_gym.report.estimates import estimate
 from derl_gym.report.runs import Row, Run
+from derl_gym.report.statistics import profile
 from derl_gym.report.summary import (
     STRUCTURES,
     AgentSummary,
@@ -27,6 +30,9 @@ from derl_gym.report.summary import (
 )
 
 PALETTE = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#8b5cf6", "#06b6d4", "#ec4899", "#84cc16")
+DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+SYMBOLS = ("circle", "square", "diamond", "cross", "x", "triangle-up", "star", "hexagon")
+"""Agents are told apart without colour as well."""
 STRUCTURE_COLOURS = {"stable": "#10b981", "unstable": "#f59e0b", "invalid": "#ef4444"}
 COST_COLOURS = {
     "inner training": PALETTE[0],
@@ -49,23 +55,13 @@ def scores_figure(runs: Sequence[Run]) -> go.Figure | None:
             continue
         colour, steps = PALETTE[i % len(PALETTE)], list(curve)
         if any(found.half_width is not None for found in estimates):
-            bands = [found.band() for found in estimates]
-            figure.add_scatter(
-                x=steps + steps[::-1],
-                y=[100 * high for _, high in bands] + [100 * low for low, _ in bands[::-1]],
-                fill="toself",
-                fillcolor=_faded(colour),
-                line={"width": 0},
-                hoverinfo="skip",
-                showlegend=False,
-                legendgroup=label,
-            )
+            _add_band(figure, steps, [found.band() for found in estimates], colour, label)
         figure.add_scatter(
             x=steps,
             y=[100 * found.mean for found in estimates],
             mode="lines+markers",
-            line={"color": colour, "width": 2.5},
-            marker={"size": 8},
+            line={"color": colour, "width": 2.5, "dash": DASHES[i % len(DASHES)]},
+            marker={"size": 8, "symbol": SYMBOLS[i % len(SYMBOLS)]},
             name=escape(label),
             legendgroup=label,
             text=[_programs(group, step) for step in steps],
@@ -92,6 +88,51 @@ def test_figure(runs: Sequence[Run]) -> go.Figure | None:
                 hovertemplate="%{fullData.name}, step %{x}: %{y:.1f} %<extra></extra>",
             )
     return _ticked(figure) if figure.data else None
+
+
+def anytime_figure(comparison: Comparison) -> go.Figure:
+    """Interquartile mean of the best validation score so far over the budget, a band of its 95 % interval."""
+    figure = _figure("proposals", "best validation score so far, %")
+    for i, (label, curve) in enumerate(comparison.anytime.items()):
+        x = list(range(1, len(curve) + 1))
+        if not math.isnan(curve[0].low):
+            _add_band(figure, x, [(point.low, point.high) for point in curve], PALETTE[i % len(PALETTE)], label)
+        figure.add_scatter(
+            x=x,
+            y=[100 * point.value for point in curve],
+            mode="lines",
+            line={"color": PALETTE[i % len(PALETTE)], "width": 2.5, "dash": DASHES[i % len(DASHES)]},
+            name=escape(label),
+            legendgroup=label,
+            customdata=[point.percent() for point in curve],
+            hovertemplate="<b>%{fullData.name}</b> after %{x}: %{customdata} %<extra></extra>",
+        )
+    return _ticked(figure)
+
+
+def profile_figure(searches: Sequence[Search], metric: Metric) -> go.Figure:
+    """Performance profile: the share of an agent's searches above each score."""
+    figure = _figure(f"{METRICS[metric]}, %", "searches above it, %")
+    by_agent: dict[str, list[float]] = {}
+    for search in searches:
+        by_agent.setdefault(search.label, []).append(getattr(search, metric))
+    top = max(max(values) for values in by_agent.values())
+    thresholds = [top * i / 100 for i in range(101)]
+    for i, (label, values) in enumerate(by_agent.items()):
+        figure.add_scatter(
+            x=[100 * threshold for threshold in thresholds],
+            y=[100 * share for share in profile(values, thresholds)],
+            mode="lines",
+            line={
+                "color": PALETTE[i % len(PALETTE)],
+                "width": 2.5,
+                "dash": DASHES[i % len(DASHES)],
+                "shape": "hv",
+            },
+            name=escape(label),
+            hovertemplate="<b>%{fullData.name}</b>: %{y:.0f} % above %{x:.1f} %<extra></extra>",
+        )
+    return figure
 
 
 def structures_figure(runs: Sequence[Run]) -> go.Figure | None:
@@ -175,6 +216,22 @@ def cost_figure(summaries: Sequence[AgentSummary]) -> go.Figure | None:
     figure.update_yaxes(autorange="reversed", ticksuffix="  ", showgrid=False, automargin=True)
     figure.update_xaxes(title="seconds")
     return figure
+
+
+def _add_band(
+    figure: go.Figure, x: Sequence[int], bands: Sequence[tuple[float, float]], colour: str, group: str
+) -> None:
+    """An agent's interval around its line, in percent."""
+    figure.add_scatter(
+        x=[*x, *x[::-1]],
+        y=[100 * high for _, high in bands] + [100 * low for low, _ in bands[::-1]],
+        fill="toself",
+        fillcolor=_faded(colour),
+        line={"width": 0},
+        hoverinfo="skip",
+        showlegend=False,
+        legendgroup=group,
+    )
 
 
 def _figure(x: str, y: str) -> go.Figure:

@@ -21,7 +21,8 @@ from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 import derl_gym
-from derl_gym.report import figures
+from derl_gym.report import comparison, figures
+from derl_gym.report.comparison import Metric
 from derl_gym.report.estimates import Estimate, duration, estimate, quantity
 from derl_gym.report.mathml import mathml
 from derl_gym.report.runs import Row, Run, load_runs
@@ -31,9 +32,13 @@ TOP_PROGRAMS = 8
 TOP_CURVES = 5
 
 
-def render(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
+def render(run_dirs: Sequence[str | Path | Run], out: str | Path, metric: Metric, against: str | None) -> Path:
     """See :func:`derl_gym.report.write_report`."""
     runs = load_runs(run_dirs)
+    searches = comparison.searches_of(runs)
+    compared = None
+    if len({search.label for search in searches}) > 1:
+        compared = comparison.compare(searches, metric, against)
     summaries = [summarise(label, group) for label, group in by_label(runs).items()]
     page = (
         _environment()
@@ -46,12 +51,16 @@ def render(run_dirs: Sequence[str | Path], out: str | Path) -> Path:
             folders=[str(run.folder) for run in runs],
             repeats=[str(folder) for run in runs for folder in run.repeats],
             summaries=summaries,
+            compared=compared,
+            comparison=comparison,
             waiting=sum(summary.waiting for summary in summaries),
             has_test=any(summary.test for summary in summaries),
             finals=[(run.label, final, _opening(run, i)) for run in runs for i, final in enumerate(run.finals)],
             parts=list(dict.fromkeys(part for summary in summaries for part in summary.parts)),
             figures={
                 "scores": _markup(figures.scores_figure(runs)),
+                "anytime": _markup(compared and figures.anytime_figure(compared)),
+                "profile": _markup(compared and figures.profile_figure(searches, metric)),
                 "test": _markup(figures.test_figure(runs)),
                 "structures": _markup(figures.structures_figure(runs)),
                 "learning": _markup(figures.learning_figure(_best_trials(runs))),

@@ -128,8 +128,8 @@ def _analysis(program: RewardProgram, primitives: tuple[Primitive, ...], states:
     return program.analyse(primitives, states=states)
 
 
-def load_runs(run_dirs: Iterable[str | Path]) -> list[Run]:
-    """Read run directories, and those below a directory that is none itself.
+def load_runs(run_dirs: Iterable[str | Path | Run]) -> list[Run]:
+    """Read run directories, and those below a directory that is none itself. Runs that were read already are returned.
 
     A search that is there twice, with the same label and seed, counts once: the first stays and names the others
     as its ``repeats``. Counted as two seeds they would make an interval too tight.
@@ -138,8 +138,11 @@ def load_runs(run_dirs: Iterable[str | Path]) -> list[Run]:
         FileNotFoundError: when there is no ledger in or below one of them.
         LedgerError: when a ledger cannot be read.
     """
+    given = list(run_dirs)
+    if runs := [run for run in given if isinstance(run, Run)]:
+        return runs
     folders: list[Path] = []
-    for run_dir in map(Path, run_dirs):
+    for run_dir in (Path(path) for path in given if not isinstance(path, Run)):
         found = sorted(path.parent for path in run_dir.rglob("ledger.sqlite"))
         if not found:
             raise FileNotFoundError(f"there is no ledger.sqlite in or below {run_dir}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich import box
 from rich.markup import escape
@@ -281,16 +282,16 @@ def _episode_means(run: Run, episode: int) -> list[float]:
     return [mean for rows in groups if (mean := mean_score(rows)) is not None]
 
 
-def summary_table(run_dirs: Sequence[object]) -> Table:
+def summary_table(run_dirs: Sequence[str | Path | Run]) -> Table:
     """The agents of some run directories as a table for the terminal, one column each.
 
     Args:
-        run_dirs: Folders with a ledger in them or below them.
+        run_dirs: Folders with a ledger in them or below them, or what :func:`load_runs` read there.
 
     Raises:
         FileNotFoundError: when there is no ledger in or below one of them.
     """
-    runs = load_runs(map(str, run_dirs))
+    runs = load_runs(run_dirs)
     summaries = [summarise(label, group) for label, group in by_label(runs).items()]
     caption = "±: half of the 95 % t interval over searches, from three on"
     if repeats := sum(len(run.repeats) for run in runs):

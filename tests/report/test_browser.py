@@ -58,7 +58,7 @@ def test_a_comparison(tmp_path, write_search, open_page):
             write_search(tmp_path / f"{agent}-{seed}", agent, seed, groups=GROUPS)
     page = open_page(write_report([tmp_path], tmp_path / "report.html"))
     assert page.noise == []
-    assert drawn(page) == 4  # scores, structures, learning curves, cost
+    assert drawn(page) == 6  # best so far, profiles, scores, structures, learning curves, cost
     assert page.locator("article math").count() > 3 and page.locator("article math").first.bounding_box()["width"] > 20
     assert page.locator(".modebar-btn").count() == 0
     assert page.locator("table").first.locator("tr").count() == 3

@@ -1,13 +1,16 @@
 """Comparisons of outer optimisers: every measure worked out by hand from small ledgers."""
 
 import dataclasses
+import io
 import json
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from derl_gym.programs import RewardProgram, states_of
-from derl_gym.report.comparison import compare, searches_of
+from derl_gym.report import write_report
+from derl_gym.report.comparison import compare, duels_table, searches_of, standings_table
 from derl_gym.report.runs import load_runs
 from derl_gym.trials.ledger import Ledger
 
@@ -90,10 +93,36 @@ def test_agents_against_each_other(write):
     assert (derl.reached, derl.proposals) == (3, 3.0), "0.40 is below the threshold"
     assert [round(point.value, 3) for point in found.anytime["derl"]] == [0.115, 0.115, 0.415, 0.415]
     (duel,) = found.duels
-    assert (duel.a, duel.b, duel.pairs) == ("random", "derl", 4)
-    assert duel.difference.value == pytest.approx(-0.15) and duel.p == 0.125 and not duel.shown
+    assert (duel.a, duel.b, duel.pairs) == ("derl", "random", 4), "against random search, where it takes part"
+    assert duel.difference.value == pytest.approx(0.15) and duel.p == 0.125 and not duel.shown
     assert found.uneven == ()
-    assert compare(searches_of(load_runs(folders)), "last", against="random").duels[0].a == "derl"
+    assert compare(searches_of(load_runs(folders)), "last", against="derl").duels[0].a == "random"
+
+
+def test_the_comparison_is_shown(write, tmp_path):
+    folders = [
+        write(agent, seed, [("g1", 0.1 + gain + seed / 100), ("g1+", None)])
+        for agent, gain in (("random", 0.0), ("derl", 0.2))
+        for seed in range(6)
+    ]
+    runs = load_runs(folders)
+    compared = compare(searches_of(runs))
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(standings_table(compared), duels_table(compared))
+    text = console.export_text()
+    page = write_report(runs, tmp_path / "report.html").read_text()
+    for shown in (
+        "12.5 (11.0 to 14.0)",
+        "never (0 of 6)",
+        "20.0 (20.0 to 20.0)",
+        "0.0312",
+        "yes",
+        "100.0 (100.0 to 100.0)",
+    ):
+        assert shown in text and shown in page, shown
+    assert "derl - random" in text and "derl − random" in page
+    with pytest.raises(ValueError, match="there is no agent 'nobody' among random, derl"):
+        write_report(runs, tmp_path / "report.html", against="nobody")
 
 
 def test_what_is_uneven_is_said(write):
