@@ -45,7 +45,7 @@ class CMAES(Agent):
     class Options:
         """The distribution's start."""
 
-        sigma: float = 0.3
+        sigma: float = 0.2
         """First standard deviation, in units of the cube's side."""
 
         def __post_init__(self) -> None:
@@ -63,7 +63,7 @@ class CMAES(Agent):
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
         """The programs at the next n points."""
         self._ask()
-        return np.stack([from_cube(self.programs.grammar, point) for point in self._asked])
+        return np.stack([from_cube(self.programs.grammar, point[: self.shape[1]]) for point in self._asked])
 
     def _ask(self) -> None:
         if not self._queue:
@@ -82,8 +82,8 @@ class CMAES(Agent):
             self._told = []
 
     def _start(self) -> Any:
-        length = self.programs.grammar.max_length
-        centre = self.rng.uniform(0.25, 0.75, length) if self.starts else np.full(length, 0.5)
+        size = max(2, self.shape[1])  # cma does not search in one dimension
+        centre = self.rng.uniform(0.25, 0.75, size) if self.starts else np.full(size, 0.5)
         self.starts += 1
         settings = {
             "bounds": [0, 1],
