@@ -86,7 +86,7 @@ class Comparison:
             for seed in self.seeds
             for agent in self.agents
         ]
-        run_dirs = [folder / f"{plan.agent}-seed{plan.seed}" for plan in plans]
+        run_dirs = [folder / f"{plan.agent.replace(':', '.')}-seed{plan.seed}" for plan in plans]
         with warm_servers():
             for i, (plan, run_dir) in enumerate(zip(plans, run_dirs, strict=True), start=1):
                 if finished(run_dir):
@@ -110,7 +110,7 @@ class Compare(Command):
     env: EnvironmentId
     """Id of the environment."""
     agents: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AGENT ...")] = ("random", "derl")
-    """Names of the agents."""
+    """Names of the agents, as in `derl-gym agents`; my_package.my_module:MyAgent is one of yours."""
     agent_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="AGENT.KEY=VALUE ...")] = ()
     """Options as AGENT.KEY=VALUE: --agent-options derl.lr=2e-3 random.prior=charset."""
     seeds: int = 1
@@ -127,14 +127,17 @@ class Compare(Command):
 
         if unknown := [agent for agent in self.agents if agent not in AGENTS]:
             raise ValueError(f"there is no agent {unknown[0]!r}; there are {', '.join(AGENTS)}")
+        for agent in self.agents:
+            AGENTS[agent]  # what it needs and is not here is said now, not after the searches of others
         if len(set(self.agents)) < len(self.agents) or not self.agents:
             raise ValueError(f"--agents expects names, each once, not {' '.join(self.agents) or 'nothing'}")
         if self.seeds < 1:
             raise ValueError(f"--seeds must be at least 1, not {self.seeds}")
         options: dict[str, dict[str, Any]] = {}
         for name, value in pairs(self.agent_options, "--agent-options").items():
-            agent, dot, key = name.partition(".")
-            if not dot or agent not in self.agents:
+            agent = max((agent for agent in self.agents if name.startswith(f"{agent}.")), key=len, default="")
+            key = name[len(agent) + 1 :]
+            if not agent or not key:
                 raise ValueError(f"--agent-options expects AGENT.KEY=VALUE with a compared agent, not {name!r}")
             options.setdefault(agent, {})[key] = value
         seeds = list(range(self.first_seed, self.first_seed + self.seeds))

@@ -158,7 +158,7 @@ class Search(Command):
     env: EnvironmentId
     """Id of the environment; "my_package:DERL-MyTask-v0" imports my_package first."""
     agent: str = "derl"
-    """Who proposes: random, derl, derl-elite or prompted."""
+    """Who proposes: one of `derl-gym agents`, or my_package.my_module:MyAgent, a class of yours."""
     agent_options: Annotated[tuple[str, ...], tyro.conf.arg(metavar="KEY=VALUE ...")] = ()
     """The agent's options as KEY=VALUE: --agent-options lr=2e-3 epochs=4."""
     seed: int = 0
@@ -171,7 +171,7 @@ class Search(Command):
         """Search and print the results."""
         options = pairs(self.agent_options, "--agent-options")
         plan = Plan(self.env, self.settings.to_dict(), self.agent, options, self.seed)
-        folder = self.out or new_folder(self.env, f"{self.agent}-seed{self.seed}")
+        folder = self.out or new_folder(self.env, f"{self.agent.replace(':', '.')}-seed{self.seed}")
         Command.resumable = folder
         plan.run(folder, f"{self.agent} on {self.env}, seed {self.seed}")
         show_results(folder)

@@ -47,6 +47,21 @@ def test_a_comparison_and_its_resumption(tmp_path, capsys):
     assert "step" not in capsys.readouterr().err, "a finished search is not run again"
 
 
+def test_an_agent_of_ones_own_is_compared_with_others(tmp_path, capsys):
+    own = "own_agents:Climber"
+    arguments = ["compare", DIGITS, "--agents", "genetic", own, "--agent-options", f"{own}.most=3", "genetic.fresh=0.5"]
+    assert main([*arguments, "--out", str(tmp_path)]) == 0
+    assert "climber" in capsys.readouterr().out.lower()
+    before = {name: recorded(tmp_path / name) for name in ("genetic-seed0", "own_agents.Climber-seed0")}
+    assert {row[2] for row in before["own_agents.Climber-seed0"][:3]} <= {f"g1+{weight}*g2" for weight in (1, 2, 3)}
+    assert [len(rows) for rows in before.values()] == [6, 6]
+    state = json.loads((tmp_path / "own_agents.Climber-seed0" / "search.json").read_text())
+    assert (state["agent"], state["agent_options"]) == (own, {"most": 3})
+    assert main(["resume", str(tmp_path / "own_agents.Climber-seed0")]) == 0
+    assert main(["resume", str(tmp_path)]) == 0
+    assert {name: recorded(tmp_path / name) for name in before} == before
+
+
 def test_ctrl_c_says_how_to_go_on(tmp_path):
     command = [sys.executable, "-m", "derl_gym.cli", "search", DIGITS, "--agent", "random", "--outer-steps", "40"]
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT), "PYTHONUNBUFFERED": "1"}

@@ -224,6 +224,17 @@ def test_gpus_are_read_from_nvidia_smi(monkeypatch, tmp_path):
         (["search", "no_such_module:DERL-Nope-v0"], "no_such_module"),
         (["search", "CartPole-v1"], "no environment of derl_gym"),
         (["search", ARITHMETIC, "--agent", "nobody"], "derl-elite"),
+        (["search", ARITHMETIC, "--agent", "nowhere:Agent"], "agent nowhere:Agent: No module named 'nowhere'"),
+        (
+            ["search", ARITHMETIC, "--agent", "json:dumps"],
+            "expected a class derived from derl_agents.Agent in json, not",
+        ),
+        (["search", ARITHMETIC, "--agent", "own_agents:Nameless"], "the class needs a name = '...'"),
+        (["compare", ARITHMETIC, "--agents", "random", "own_agents:Gone"], "derl_agents.Agent in own_agents, not None"),
+        (
+            ["compare", ARITHMETIC, "--agents", "own_agents:Climber", "--agent-options", "own_agents:Climber=1"],
+            "AGENT.KEY",
+        ),
         (["search", ARITHMETIC, "--agent", "random", "--agent-options", "lr"], "KEY=VALUE"),
         (["search", ARITHMETIC, "--agent", "random", "--agent-options", "speed=1"], "speed"),
         (["search", ARITHMETIC, "--agent", "random", "--inner", "stepps=1"], "stepps"),
