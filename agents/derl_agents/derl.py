@@ -56,6 +56,9 @@ class DERLProposer(Agent):
         """AdamW's second beta. None: 0.95 or 0.999."""
         weight_decay: float = 0.0
         """AdamW's weight decay."""
+        risk_seeking: float | None = None
+        """Share of a group, its best programs, that alone moves the proposer, by how far each is above the rest
+        (risk-seeking policy gradient). None: the whole group, as in the paper."""
 
         small_defaults: ClassVar[Mapping[str, Any]] = {
             **LMOptions.small_defaults,
@@ -73,12 +76,14 @@ class DERLProposer(Agent):
             **LMOptions.at_least,
             **dict.fromkeys(("lr", "epochs", "clip", "kl", "beta2", "weight_decay"), 0),
         }
-        above: ClassVar[Mapping[str, float]] = {**LMOptions.above, "max_grad_norm": 0}
+        above: ClassVar[Mapping[str, float]] = {**LMOptions.above, "max_grad_norm": 0, "risk_seeking": 0}
 
         def __post_init__(self) -> None:
             super().__post_init__()
             if self.beta2 is not None and not self.beta2 < 1:
                 raise ValueError(f"beta2 must be below 1, not {self.beta2!r}")
+            if self.risk_seeking is not None and not self.risk_seeking < 1:
+                raise ValueError(f"risk_seeking must be a share below 1, not {self.risk_seeking!r}")
 
     def __init__(self, envs: Any, options: Options | None = None, *, seed: int = 0, **fields: Any) -> None:
         super().__init__(envs, options, seed=seed, **fields)
@@ -108,12 +113,25 @@ class DERLProposer(Agent):
 
     def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
         """Update the proposer, unless the scores are all equal."""
-        advantages = group_advantages(scores)
+        advantages = self.advantages(scores)
         entry = {"step": self.steps, "mean": float(scores.mean()), "std": float(scores.std())}
         if advantages is None:
-            self.log.append({**entry, "updated": False, "reason": "all scores of the group are equal"})
+            self.log.append({**entry, "updated": False, "reason": self.no_signal})
         else:
             self.log.append({**entry, "updated": True, **self.update(self.samples, advantages)})
+
+    def advantages(self, scores: np.ndarray) -> np.ndarray | None:
+        """Advantages (n,) of a group, or ``None`` where its scores say nothing."""
+        if self.options.risk_seeking is None:
+            return group_advantages(scores)
+        return risk_seeking_advantages(scores, self.options.risk_seeking)
+
+    @property
+    def no_signal(self) -> str:
+        """Why there are no advantages, for the log."""
+        if self.options.risk_seeking is None:
+            return "all scores of the group are equal"
+        return "no score of the group is above its quantile"
 
     def update(self, samples: Sequence[Sequence[int]], advantages: np.ndarray) -> dict[str, float]:
         """Take ``epochs`` gradient steps on one group; returns the last one's statistics."""
@@ -220,3 +238,18 @@ def group_advantages(scores: np.ndarray, epsilon: float = 1e-6) -> np.ndarray | 
     if np.ptp(scores) == 0:
         return None
     return (scores - scores.mean()) / (scores.std(ddof=1) + epsilon)
+
+
+def risk_seeking_advantages(scores: np.ndarray, share: float, epsilon: float = 1e-6) -> np.ndarray | None:
+    """max(v - q, 0) / share / (std + epsilon), or ``None`` if no score is above the quantile q.
+
+    The gradient estimates that of the expected score of the best programs instead of all (Petersen et al. 2021, "Deep
+    symbolic regression"), in units of the group's standard deviation, so that the same learning rate fits.
+
+    Args:
+        scores: float64 (n,).
+        share: Of the group, what counts as best; q is the quantile at 1 - share.
+        epsilon: As in :func:`group_advantages`.
+    """
+    above = np.maximum(scores - np.quantile(scores, 1 - share), 0.0)
+    return above / share / (scores.std(ddof=1) + epsilon) if above.any() else None

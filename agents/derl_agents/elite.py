@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from derl_agents.derl import DERLProposer, group_advantages
+from derl_agents.derl import DERLProposer
 from derl_agents.lm import Batch
 from derl_gym.programs import InvalidProgram
 
@@ -174,8 +174,8 @@ class EliteDERL(DERLProposer):
             reason = "warm-up"
         elif not len(own):
             reason = "no program of this step was sampled from the proposer"
-        elif (advantages := group_advantages(scores[own])) is None and self.elite_batch() is None:
-            reason = "all scores of the group are equal"
+        elif (advantages := self.advantages(scores[own])) is None and self.elite_batch() is None:
+            reason = self.no_signal
         entry = {"step": self.steps, "mean": float(scores.mean()), "std": float(scores.std())}
         if reason:
             self.log.append({**entry, "updated": False, "reason": reason})

@@ -1,6 +1,7 @@
 """The DERL update against computations by hand, and that it learns."""
 
 import copy
+import json
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from derl_agents import search  # noqa: E402
-from derl_agents.derl import DERLProposer, group_advantages  # noqa: E402
+from derl_agents.derl import DERLProposer, group_advantages, risk_seeking_advantages  # noqa: E402
 from derl_agents.random_search import RandomSearch  # noqa: E402
 from derl_gym.programs import RewardProgram  # noqa: E402
 
@@ -54,6 +55,43 @@ def test_advantages_are_over_the_whole_group():
     assert group_advantages(np.full(8, 0.3)) is None
     assert group_advantages(np.zeros(8)) is None
     assert group_advantages(np.array([0.7])) is None
+
+
+def test_risk_seeking_advantages_are_above_the_quantile():
+    # Sorted 0, 0.5, 0.5, 1: the quantile at 0.75 lies a quarter of the way from 0.5 to 1.
+    expected = np.array([0.0, 0.0, (1 - 0.625) / 0.25, 0.0]) / np.sqrt(0.5 / 3)
+    assert risk_seeking_advantages(np.array([0.0, 0.5, 1.0, 0.5]), 0.25) == pytest.approx(expected, rel=1e-5)
+    expected = np.array([0.0, 0.0, (1 - 0.5) / 0.5, 0.0]) / np.sqrt(0.5 / 3)
+    assert risk_seeking_advantages(np.array([0.0, 0.5, 1.0, 0.5]), 0.5) == pytest.approx(expected, rel=1e-5)
+    assert risk_seeking_advantages(np.array([0.0, 1.0, 1.0, 1.0]), 0.25) is None
+    assert risk_seeking_advantages(np.array([0.7]), 0.25) is None
+
+
+def test_risk_seeking_moves_the_proposer_by_its_best_programs_alone(make_envs):
+    options = {**QUICK, "kl": 0.0, "epochs": 1}
+    agent, by_hand = (DERLProposer(make_envs(num_envs=4), seed=1, **options, risk_seeking=r) for r in (0.25, None))
+    for one in (agent, by_hand):
+        one.ask({}, {})
+    agent.learn(np.empty(0), SCORES, {})
+    by_hand.update([by_hand.samples[2]], risk_seeking_advantages(SCORES, 0.25)[2:3] / 4)  # the loss is a mean over n
+    for mine, other in zip(agent.lm.model.parameters(), by_hand.lm.model.parameters(), strict=True):
+        assert torch.allclose(mine.grad, other.grad, atol=1e-5)
+    agent.learn(np.empty(0), np.array([0.0, 1.0, 1.0, 1.0]), {})
+    assert [entry["updated"] for entry in agent.log] == [True, False]
+    assert agent.log[1]["reason"] == "no score of the group is above its quantile"
+    with pytest.raises(ValueError, match="risk_seeking must be a share below 1, not 1"):
+        DERLProposer(make_envs(), risk_seeking=1)
+
+
+def test_checkpoints_from_before_risk_seeking_are_read(make_envs, tmp_path):
+    agent = DERLProposer(make_envs(num_envs=4), **QUICK)
+    agent.save(tmp_path)
+    state = json.loads((tmp_path / "agent.json").read_text())
+    del state["options"]["risk_seeking"]
+    (tmp_path / "agent.json").write_text(json.dumps(state))
+    DERLProposer(make_envs(num_envs=4), **QUICK).load(tmp_path)
+    with pytest.raises(ValueError, match="risk_seeking: saved None, now 0.25"):
+        DERLProposer(make_envs(num_envs=4), **QUICK, risk_seeking=0.25).load(tmp_path)
 
 
 def test_log_probs_are_those_of_the_masked_distribution(agent):
