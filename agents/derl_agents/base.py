@@ -31,6 +31,7 @@ class Agent(abc.ABC):
     their order. A new agent writes :meth:`propose`, and :meth:`learn`, :meth:`write_state` and
     :meth:`read_state` where it has something to learn or to remember. All randomness comes from ``self.rng``
     (or from generators seeded with ``self.seed`` that the agent saves itself).
+    :func:`derl_gym.testing.check_agent` says what is wrong with one.
 
     Args:
         envs: The vector environment to search in. Only its public face is read: ``num_envs`` and

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ WEIGHTS = ("0", "1", "2", "3", "4", "5", "10", "0.1", "0.2", "0.5", "1.5", "-0.5
 """Weights of a primitive; with 0 it is left out."""
 BENDS = ("{g}*{h}", "{g}*({h}+1)", "{g}/({h}+1)", "{g}**2", "{g}**0.5")
 """Forms of the bent term; h is any primitive."""
+ATTEMPTS = 8
+"""Trials that are asked for until one is of a class that was not proposed before."""
 
 
 class TPE(Agent):
@@ -35,10 +37,12 @@ class TPE(Agent):
 
     The study is built anew from the told trials before every outer step, with a sampler seeded by the agent's
     generator: what a resumed search does is what an uninterrupted one does. To each other, programs of one step are
-    trials that run and may score badly (the "constant liar"), so that they differ.
+    trials that run and may score badly (the "constant liar"). Choices of a class that has its score already are told at
+    once, and others are asked for: no inner run is spent on them.
 
     Attributes:
         trials: The choices and the score of every trial told so far.
+        known: Scores by class; choices of a class that has one are a trial at once, without an inner run.
     """
 
     name = "tpe"
@@ -59,7 +63,9 @@ class TPE(Agent):
         super().__init__(envs, options, seed=seed, **fields)
         first = self.programs.grammar.primitives[0]
         self.weights = [text for text in WEIGHTS if text in "01" or self.well_formed(f"{text}*{first}")]
+        self.equivalence_key = envs.unwrapped.equivalence_key
         self.trials: list[tuple[dict[str, str], float]] = []
+        self.known: dict[str, float] = {}
         self._choices: list[dict[str, str]] = []
 
     def propose(self, observation: Mapping[str, Any], info: Mapping[str, Any]) -> np.ndarray:
@@ -80,14 +86,38 @@ class TPE(Agent):
             for choices, score in self.trials:
                 kinds = {name: self._distribution(name) for name in choices}
                 study.add_trial(optuna.create_trial(params=choices, distributions=kinds, value=score))
-            self._choices = [self._choose(study.ask()) for _ in range(self.group_size)]
+            self._choices = []
+            asked: set[str] = set()
+            while len(self._choices) < self.group_size:
+                self._choices.append(self._new(study, asked))
         finally:
             optuna.logging.set_verbosity(before)
         return self.encode([self.text(choices) for choices in self._choices])
 
+    def _new(self, study: optuna.Study, asked: set[str]) -> dict[str, str]:
+        """The next choices whose class was not asked for before, if a few attempts find some; counts it as asked."""
+        choices: dict[str, str] = {}
+        for _ in range(ATTEMPTS):
+            trial = study.ask()
+            choices = self._choose(trial)
+            key = self._key(choices)
+            if key in self.known:  # other choices for a program that has its score: a trial that costs nothing
+                self.trials.append((choices, self.known[key]))
+                study.tell(trial, self.known[key])
+            elif key not in asked:
+                asked.add(key)
+                break
+        return choices
+
+    def _key(self, choices: Mapping[str, str]) -> str:
+        text = self.text(choices)
+        return self.equivalence_key(text) or text
+
     def learn(self, actions: np.ndarray, scores: np.ndarray, info: Mapping[str, Any]) -> None:
         """Remember the trials."""
-        self.trials += [(choices, float(score)) for choices, score in zip(self._choices, scores, strict=True)]
+        for choices, score in zip(self._choices, scores, strict=True):
+            self.trials.append((choices, float(score)))
+            self.known[self._key(choices)] = float(score)
 
     def _choose(self, trial: optuna.Trial) -> dict[str, str]:
         for name in (*self.programs.grammar.primitives, "bent"):
@@ -103,25 +133,35 @@ class TPE(Agent):
         return optuna.distributions.CategoricalDistribution(choices)
 
     def text(self, choices: Mapping[str, str]) -> str:
-        """The program of some choices; terms from the last one on are left out until it fits the length limit."""
-        terms = []
-        for g in self.programs.grammar.primitives:
-            weight = choices[g]
-            bent = choices["bent"] == g
-            body = choices["form"].format(g=g, h=choices["other"]) if bent else g
-            sign, weight = ("-", weight[1:]) if weight[0] == "-" else ("+", weight)
-            if weight != "0":
-                terms.append(sign + ("" if weight == "1" else f"{weight}*") + body)
-        while terms and not self.well_formed("".join(terms).removeprefix("+")):
-            terms.pop()
-        return "".join(terms).removeprefix("+") or self.programs.grammar.primitives[0]
+        """The program of some choices. What is too long loses, from its end, a weight or bend first, then a term."""
+        used = [g for g in self.programs.grammar.primitives if choices[g] != "0"]
+        weights = {g: choices[g] for g in used}
+        bodies = {g: choices["form"].format(g=g, h=choices["other"]) if choices["bent"] == g else g for g in used}
+        while used and not self.well_formed(_sum([(weights[g], bodies[g]) for g in used])):
+            last = next((g for g in reversed(used) if (weights[g].strip("-"), bodies[g]) != ("1", g)), None)
+            if last is None:
+                used.pop()
+            else:
+                weights[last], bodies[last] = "-1" if weights[last][0] == "-" else "1", last
+        return _sum([(weights[g], bodies[g]) for g in used]) or self.programs.grammar.primitives[0]
 
     def write_state(self, folder: Path) -> None:
         """The trials, and the choices behind the asked programs."""
-        (folder / "tpe.json").write_text(json.dumps({"trials": self.trials, "choices": self._choices}))
+        (folder / "tpe.json").write_text(
+            json.dumps({"trials": self.trials, "known": self.known, "choices": self._choices})
+        )
 
     def read_state(self, folder: Path) -> None:
         """Read what :meth:`write_state` wrote."""
         state = json.loads((folder / "tpe.json").read_text())
         self.trials = [(choices, score) for choices, score in state["trials"]]
-        self._choices = state["choices"]
+        self.known, self._choices = state["known"], state["choices"]
+
+
+def _sum(terms: Sequence[tuple[str, str]]) -> str:
+    """``2*g1-g2`` of weights and the bodies of terms."""
+    text = ""
+    for weight, body in terms:
+        sign, size = ("-", weight[1:]) if weight[0] == "-" else ("+", weight)
+        text += sign + ("" if size == "1" else f"{size}*") + body
+    return text.removeprefix("+")

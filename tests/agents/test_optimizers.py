@@ -118,14 +118,22 @@ def test_choices_are_written_as_a_program(make_envs):
     assert agent.text(weights | bent | {"bent": "g3"}) == "g1+0.5*g2-2*g4", "a term that is left out is not bent"
     assert agent.text({**dict.fromkeys(weights, "0"), "bent": "no"}) == "g1"
     short = agent_of("tpe", "optuna")(make_envs(max_length=6))
-    assert short.text({**weights, "bent": "no"}) == "g1", "0.5*g2 would make it seven tokens"
+    assert short.text({**weights, "bent": "no"}) == "g1+g2-g4", "weights go first, from the end"
+    assert short.text(weights | bent) == "g1+g2-g4"
+    assert agent_of("tpe", "optuna")(make_envs(max_length=4)).text({**weights, "bent": "no"}) == "g1+g2"
     assert "0.1" in agent.weights and "0.1" not in agent_of("tpe", "optuna")(make_envs(max_length=4)).weights
 
 
-def test_tpe_learns_which_weights_are_good(make_envs):
+def test_tpe_learns_which_weights_are_good_and_repeats_no_class(make_envs):
     envs = make_envs(num_envs=8, outer_steps=12)
-    result = search(envs, agent_of("tpe", "optuna")(envs, seed=0), seed=0)
-    assert np.mean(result.scores[-3:]) > 1.5 * np.mean(result.scores[:2]) and result.best[1] > 0.7
+    agent = agent_of("tpe", "optuna")(envs, seed=0)
+    result = search(envs, agent, seed=0)
+    assert np.mean(result.scores[-4:]) > np.mean(result.scores[:2]) and result.best[1] > 0.8
+    programs, scores = sum(result.programs, []), np.concatenate(result.scores)
+    keys = [envs.equivalence_key(text) for text in programs]
+    assert len(set(keys)) == 96 and agent.known == dict(zip(keys, scores, strict=True))
+    assert len(agent.trials) > 96, "choices of a class that has its score are trials too"
+    assert all(agent.known[envs.equivalence_key(agent.text(choices))] == score for choices, score in agent.trials)
 
 
 # -- cmaes --------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ spec.loader.exec_module(synthetic)
 from derl_agents import AGENTS, search
 envs = synthetic.SyntheticEnvs({str(tmp_path)!r}, num_envs=2, outer_steps=2)
 search(envs, AGENTS["random"](envs))
-heavy = ("torch", "transformers", "openai")
+heavy = ("torch", "transformers", "openai", "optuna", "cma", "deap", "stable_baselines3")
 print(json.dumps([name for name in heavy if name in sys.modules]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
