@@ -7,9 +7,7 @@ nothing is trained, and no run directory is written.
 from __future__ import annotations
 
 import contextlib
-import copy
 import dataclasses
-import hashlib
 import json
 import random
 import shutil
@@ -24,51 +22,14 @@ import gymnasium as gym
 import numpy as np
 
 import derl_gym  # noqa: F401  (registers the ids)
-from derl_gym.envs.outer_loop import OuterLoop
-from derl_gym.envs.settings import Scored
-from derl_gym.programs import InvalidProgram
 from derl_gym.testing.report import Report
+from derl_gym.testing.watched import Broken, MadeUp, Watched, equal, says
 
 STEPS = 4
 """Outer steps of a search that is compared with another."""
 CUT = 2
 """Outer steps before the agent is saved."""
 METHODS = ("ask", "tell", "save", "load")
-
-
-class _Broken(Exception):
-    """What is wrong, when it makes no sense to look further."""
-
-
-class _MadeUp(OuterLoop):
-    """An outer loop whose scores are made up.
-
-    Attributes:
-        fixed: The score of every program; ``None``: a number that depends on the text. 0 is that of invalid programs.
-    """
-
-    fixed: float | None = None
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._warned = True  # of what matters to a training alone
-
-    def score(self, actions: np.ndarray) -> list[Scored]:
-        """Scores in microseconds, and nothing in a ledger."""
-        self.step += 1
-        return [self._made_up(self.programs.decode(row)) for row in actions]
-
-    def _made_up(self, text: str) -> Scored:
-        try:
-            program = self.parse(text)
-        except InvalidProgram as error:
-            return Scored(text, "invalid", 0.0 if self.fixed is None else self.fixed, str(error))
-        analysis = program.analyse(self.task.primitives, states=self.states)
-        score = int.from_bytes(hashlib.sha256(text.encode()).digest()[:2]) / 2**16
-        if self.fixed is not None:
-            score = self.fixed
-        status = "invalid" if self.fixed == 0 else "scored"
-        return Scored(text, status, score, structure=analysis.structure, key=self.class_of(program, analysis))
 
 
 def check_agent(agent: Any, env_id: str = "DERL-Arithmetic-v0", group_size: int = 4, **settings: Any) -> Report:
@@ -95,8 +56,8 @@ def check_agent(agent: Any, env_id: str = "DERL-Arithmetic-v0", group_size: int 
     def make(size: int = group_size, seed: int = 0) -> tuple[Any, Any]:
         given: dict[str, Any] = {"outer_steps": 2 * STEPS} | settings
         envs: Any = gym.make_vec(env_id, num_envs=size, **given)
-        envs.unwrapped.loop = _MadeUp(envs.unwrapped.loop.settings, envs.unwrapped.loop.environment_id)
-        with _says("it cannot be made"):
+        envs.unwrapped.loop = MadeUp(envs.unwrapped.loop.settings, envs.unwrapped.loop.environment_id)
+        with says("it cannot be made"):
             made = _factory(agent)(envs, seed=seed)
         return envs, made
 
@@ -106,7 +67,7 @@ def check_agent(agent: Any, env_id: str = "DERL-Arithmetic-v0", group_size: int 
             _about_seeds(make, report, whole)
             _about_saving(make, report, whole)
             _about_odd_groups(make, report)
-        except _Broken as error:  # what comes after would say the same in other words
+        except Broken as error:  # what comes after would say the same in other words
             report.problems.append(str(error))
     return report
 
@@ -119,11 +80,11 @@ def _about_proposals(make: Make, report: Report) -> list[list[str]]:
     _seed_global_generators(1)
     envs, agent = make()
     _check_face(agent)
-    whole = _Run(envs, agent).steps(STEPS)
+    whole = Watched(envs, agent).steps(STEPS)
     flat = [text for step in whole for text in step]
     parse = [text for text in flat if envs.unwrapped.equivalence_key(text) is not None]
     if not parse:
-        raise _Broken(f"none of its {len(flat)} programs parses: {flat[0]!r}; write actions with self.encode()")
+        raise Broken(f"none of its {len(flat)} programs parses: {flat[0]!r}; write actions with self.encode()")
     shown = f"{len(parse)} of which parse, such as {parse[0]!r}"
     report.lines.append(f"{len(flat)} programs in {STEPS} outer steps, {shown}")
     return whole
@@ -131,30 +92,30 @@ def _about_proposals(make: Make, report: Report) -> list[list[str]]:
 
 def _check_face(agent: Any) -> None:
     if missing := [name for name in METHODS if not callable(getattr(agent, name, None))]:
-        raise _Broken(f"{type(agent).__name__} has no method {', '.join(missing)}: derive it from derl_agents.Agent")
+        raise Broken(f"{type(agent).__name__} has no method {', '.join(missing)}: derive it from derl_agents.Agent")
     if not isinstance(getattr(agent, "name", None), str):
-        raise _Broken(f"{type(agent).__name__}.name must be text: it is written into every checkpoint")
+        raise Broken(f"{type(agent).__name__}.name must be text: it is written into every checkpoint")
     if getattr(agent, "pending", 0) is not None:
-        raise _Broken("pending must be None before the first ask(): a search would step what it holds")
+        raise Broken("pending must be None before the first ask(): a search would step what it holds")
     if dataclasses.is_dataclass(options := getattr(agent, "options", None)):
         try:
             json.dumps(dataclasses.asdict(options))  # type: ignore[arg-type]  # an instance
         except (TypeError, ValueError) as error:
-            raise _Broken(f"its options are not JSON-able, so that no checkpoint can hold them: {error}") from error
+            raise Broken(f"its options are not JSON-able, so that no checkpoint can hold them: {error}") from error
 
 
 def _about_seeds(make: Make, report: Report, whole: list[list[str]]) -> None:
     _seed_global_generators(2)
-    again = _Run(*make()).steps(STEPS)
+    again = Watched(*make()).steps(STEPS)
     if again != whole:
         _seed_global_generators(1)
-        if _Run(*make()).steps(STEPS) == whole:
-            raise _Broken(
+        if Watched(*make()).steps(STEPS) == whole:
+            raise Broken(
                 "it draws from a global generator (random, numpy.random or torch): the same seed gives "
                 f"{_difference(whole, again)}. All randomness must come from self.rng, which is saved with the agent"
             )
-        raise _Broken(f"two agents with the same seed and the same scores differ: {_difference(whole, again)}")
-    differs = _Run(*make(seed=1)).steps(1) != whole[:1]
+        raise Broken(f"two agents with the same seed and the same scores differ: {_difference(whole, again)}")
+    differs = Watched(*make(seed=1)).steps(1) != whole[:1]
     report.lines.append("the same seed gives the same programs, " + ("another one others" if differs else "any does"))
 
 
@@ -162,31 +123,31 @@ def _about_saving(make: Make, report: Report, whole: list[list[str]]) -> None:
     for cut, end in ((0, 1), (CUT, STEPS)):
         when = f"with the programs of outer step {cut + 1} asked" if cut else "before the first ask()"
         envs, agent = make()
-        run = _Run(envs, agent)
+        run = Watched(envs, agent)
         before = run.steps(cut)
         if cut:
             run.ask()
         folder = Path(tempfile.mkdtemp())
         try:
-            with _says(f"save() {when} fails"):
+            with says(f"save() {when} fails"):
                 agent.save(folder)
             if pickles := [path.name for path in sorted(folder.rglob("*")) if path.is_file() and _is_pickle(path)]:
-                raise _Broken(
+                raise Broken(
                     f"save() writes a pickle, {pickles[0]}, and whoever loads one runs what code it holds: "
                     "write JSON, safetensors or npy"
                 )
             _, loaded = make()
-            with _says(f"load() of what save() wrote {when} fails"):
+            with says(f"load() of what save() wrote {when} fails"):
                 loaded.load(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)  # load() has to have read all of it
-        if not _equal(loaded.pending, agent.pending):
-            raise _Broken("load() does not bring back the asked programs: pending differs from the saved agent's")
+        if not equal(loaded.pending, agent.pending):
+            raise Broken("load() does not bring back the asked programs: pending differs from the saved agent's")
         after, again = run.steps_beside(loaded, end - cut)
         if before + after != whole[:end]:
-            raise _Broken(f"save() {when} changes what is proposed afterwards: {_difference(whole, before + after)}")
+            raise Broken(f"save() {when} changes what is proposed afterwards: {_difference(whole, before + after)}")
         if again != after:
-            raise _Broken(
+            raise Broken(
                 f"an agent loaded from what save() wrote {when} goes on otherwise than the one that was saved: "
                 f"{_difference(after, again, cut)}. Write everything it remembers in write_state()"
             )
@@ -197,7 +158,7 @@ def _about_odd_groups(make: Make, report: Report) -> None:
     runs = []
     for zero in (0.0, -0.0):
         envs, agent = make()
-        run = _Run(envs, agent)
+        run = Watched(envs, agent)
         runs.append([])
         for fixed, words in (
             (zero, f"all programs invalid, with score {zero}"),
@@ -208,94 +169,10 @@ def _about_odd_groups(make: Make, report: Report) -> None:
             with _when(f"in an outer step with {words}"):
                 runs[-1] += run.steps(1)
     if runs[0] != runs[1]:
-        raise _Broken(f"scores of -0.0 are not taken for 0.0: {_difference(*runs)}")
+        raise Broken(f"scores of -0.0 are not taken for 0.0: {_difference(*runs)}")
     with _when("in a group of one program"):
-        _Run(*make(size=1)).steps(2)
+        Watched(*make(size=1)).steps(2)
     report.lines.append("groups that are all invalid, all equal, or of one program are survived")
-
-
-class _Run:
-    """One search with one agent, whose every step is checked."""
-
-    def __init__(self, envs: Any, agent: Any) -> None:
-        self.envs, self.agent = envs, agent
-        self.given: tuple[Any, Any] = envs.reset(seed=0)
-        self.actions: np.ndarray | None = None
-
-    def ask(self) -> np.ndarray:
-        """Ask, unless the programs of this outer step were asked for already."""
-        if self.actions is None:
-            self.actions = self._checked(self._asked(self.agent))
-        return self.actions
-
-    def steps(self, n: int) -> list[list[str]]:
-        """Texts of the programs of n outer steps."""
-        return [self._texts(self._step()[0]) for _ in range(n)]
-
-    def steps_beside(self, other: Any, n: int) -> tuple[list[list[str]], list[list[str]]]:
-        """The same, and those of another agent that sees and is told the same, up to the first that differ."""
-        programs: list[list[str]] = []
-        others: list[list[str]] = []
-        for _ in range(n):
-            theirs = self._asked(other) if other.pending is None else other.pending
-            actions, scores, info = self._step()
-            programs.append(self._texts(actions))
-            others.append(self._texts(theirs))
-            if others != programs:
-                break
-            self._tell(other, actions, scores, info)
-        return programs, others
-
-    def _step(self) -> tuple[np.ndarray, np.ndarray, Any]:
-        actions = self.ask()
-        observation, scores, _, _, info = self.envs.step(actions)
-        info = info.get("final_info", info)
-        self._tell(self.agent, actions, scores, info)
-        self.given, self.actions = (observation, info), None
-        return actions, scores, info
-
-    def _asked(self, agent: Any) -> Any:
-        kept = copy.deepcopy(self.given)
-        with _says("ask() fails"):
-            actions = agent.ask(*self.given)
-        for name, before, now in zip(("observation", "info"), kept, self.given, strict=True):
-            if not _equal(before, now):
-                raise _Broken(f"ask() changes the {name} that it is given: copy it first")
-        return actions
-
-    def _tell(self, agent: Any, actions: np.ndarray, scores: np.ndarray, info: Any) -> None:
-        given = (actions.copy(), scores.copy(), info)
-        kept = copy.deepcopy(given)
-        with _says("tell() fails"):
-            agent.tell(*given)
-        for name, before, now in zip(("actions", "scores", "info"), kept, given, strict=True):
-            if not _equal(before, now):
-                raise _Broken(f"tell() changes the {name} that it is given: copy them first")
-        if agent.pending is not None:
-            raise _Broken("pending must be None after tell(): a search would step the same programs again")
-
-    def _checked(self, actions: Any) -> np.ndarray:
-        shape, tokens = self.envs.action_space.shape, self.envs.unwrapped.programs.grammar.vocab_size
-        if not isinstance(actions, np.ndarray):
-            raise _Broken(f"ask() returns a {type(actions).__name__}, expected a numpy array of token ids {shape}")
-        if actions.shape != shape:
-            raise _Broken(f"ask() returns shape {actions.shape}, expected {shape}: n programs of L token ids")
-        if actions.dtype != np.int64:
-            raise _Broken(f"ask() returns {actions.dtype}, expected int64 token ids")
-        if actions.min() < 0 or actions.max() >= tokens:
-            raise _Broken(f"ask() returns ids from {actions.min()} to {actions.max()}, expected 0 to {tokens - 1}")
-        ended = np.maximum.accumulate(actions == 0, axis=1)
-        if (actions[ended] != 0).any():
-            row = int((ended & (actions != 0)).any(1).argmax())
-            raise _Broken(f"ask() writes tokens behind <end>: {actions[row].tolist()}; pad with <end> (0)")
-        own, actions = actions, actions.copy()
-        own[:] = 0
-        if not _equal(self.agent.pending, actions):
-            raise _Broken("pending must be the asked programs, whatever the caller does with the array it was given")
-        return actions
-
-    def _texts(self, actions: Any) -> list[str]:
-        return [self.envs.unwrapped.programs.decode(row) for row in np.asarray(actions)]
 
 
 def _factory(agent: Any) -> Callable[..., Any]:
@@ -305,34 +182,12 @@ def _factory(agent: Any) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _says(what: str) -> Iterator[None]:
-    """Whatever the agent raises as a problem."""
-    try:
-        yield
-    except Exception as error:
-        raise _Broken(f"{what}: {type(error).__name__}: {error}") from error
-
-
-@contextlib.contextmanager
 def _when(what: str) -> Iterator[None]:
     """A problem with when it came in front."""
     try:
         yield
-    except _Broken as error:
-        raise _Broken(f"{what}: {error}") from error
-
-
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
-    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
-        if a is None or b is None:
-            return False
-        a, b = np.asarray(a), np.asarray(b)
-        if a.dtype == object:
-            return a.shape == b.shape and all(map(_equal, a.ravel(), b.ravel()))
-        return np.array_equal(a, b)
-    return a == b
+    except Broken as error:
+        raise Broken(f"{what}: {error}") from error
 
 
 def _difference(a: list[list[str]], b: list[list[str]], first: int = 0) -> str:

@@ -15,7 +15,7 @@ import derl_gym  # noqa: F401
 from derl_agents import AGENTS, search
 from derl_gym.envs import TokenByToken
 from derl_gym.programs import RewardProgram
-from derl_gym.testing.agents import _MadeUp
+from derl_gym.testing.watched import MadeUp
 
 STATES = np.array(list(itertools.product((0.25, 0.5, 1.0), repeat=4)))
 
@@ -225,7 +225,7 @@ def test_the_update_is_that_of_the_library_s_own_loop(make_envs):
     def learn(tokens):
         env = gym.make("DERL-Arithmetic-v0", outer_steps=1000, group_size=1)
         world = env.unwrapped
-        world.loop = _MadeUp(world.loop.settings, world.loop.environment_id)
+        world.loop = MadeUp(world.loop.settings, world.loop.environment_id)
         settings = {"learning_rate": 1e-3, "batch_size": 16, "n_epochs": 3, "gamma": 1.0, "ent_coef": 0.01}
         model = MaskablePPO("MlpPolicy", TokenByToken(env), n_steps=tokens, device="cpu", seed=6, **settings)
         model.policy.load_state_dict(first)
