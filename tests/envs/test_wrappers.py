@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import derl_gym  # noqa: F401
 from derl_gym.envs import TextAction, TokenByToken, UnitCube
-from derl_gym.programs import RewardProgram
+from derl_gym.programs import Grammar, RewardProgram, from_cube
 
 SETTINGS = {"task": "toy_tasks:Digits", "outer_steps": 2, "group_size": 1, "cache": "equivalent"}
 
@@ -77,11 +77,18 @@ def test_text_actions(env) -> None:
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_every_point_of_the_unit_cube_is_a_program(seed: int) -> None:
-    cube = UnitCube(gym.make("DERL-Arithmetic-v0", **SETTINGS))
-    point = np.random.default_rng(seed).random(cube.programs.shape)
-    RewardProgram.parse(cube.programs.decode(cube.action(point)), k=2)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 32))
+def test_every_point_of_the_unit_cube_is_a_program(seed: int, length: int) -> None:
+    grammar = Grammar(k=2, max_length=length)
+    ids = from_cube(grammar, np.random.default_rng(seed).random(length))
+    RewardProgram.parse(grammar.decode(ids), k=2, max_length=length)
+
+
+def test_a_point_of_the_unit_cube_by_hand() -> None:
+    """A program may start with g1, g2, -, ten digits or a parenthesis: four kinds, a quarter of the interval each."""
+    grammar = Grammar(k=2, max_length=3)
+    programs = [grammar.decode(from_cube(grammar, [x, 0.0, 0.0])) for x in (0.05, 0.2, 0.3, 0.501, 0.55, 0.749, 0.9)]
+    assert programs == ["g1", "g2", "-g1", "0+g1", "2+g1", "9+g1", "(g1)"]
 
 
 def test_the_unit_cube_refuses_what_is_outside(env) -> None:
