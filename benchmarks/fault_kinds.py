@@ -188,11 +188,22 @@ def clock(search: Search) -> None:
 
 
 def two_drivers(search: Search) -> None:
-    """A second driver on the directory: it is refused, and the first goes on."""
-    search.start()
-    search.moment()
-    search.refused("is being written by process", command=["resume", str(search.run_dir)])
-    search.ended()
+    """A second driver on the directory while the first starts or runs: one of them is refused, the other goes on."""
+    first = search.start()
+    time.sleep(search.rng.uniform(0.0, 0.3) * search.seconds)
+    second = search.start(search.command)
+    outcome = search.wait(second)
+    alone = first.poll() is not None
+    outcomes = [search.wait(first), outcome]
+    codes = [code for code, _ in outcomes]
+    if codes == [0, 0] and alone:
+        raise Missed  # the first had ended before the second began to write
+    refused = [code in (1, 2) and "is being written by process" in said for code, said in outcomes]
+    if sorted(codes)[0] != 0 or sum(refused) != 1:
+        search.complain(f"expected one refusal, got {[(code, said[-300:]) for code, said in outcomes]}")
+    search.process = second if refused[0] else first
+    search.look()
+    search.count_orphans()
 
 
 KINDS: dict[str, Callable[[Search], None]] = {

@@ -141,7 +141,7 @@ class Search:
             codes: Exit codes that are right.
         """
         assert self.process is not None
-        code, said = self._wait(self.process)
+        code, said = self.wait(self.process)
         if code not in codes or (code > 0 and not any(word in said for word in words)):
             self.complain(f"the search ended with exit code {code}: {said[-600:]}")
         self.look()
@@ -161,16 +161,16 @@ class Search:
             return (self.run_dir / "trials" / identity / "log.txt").read_text().count("== attempt ")
         return 0
 
-    def refused(self, *words: str, command: list[str] | None = None) -> None:
-        """A command that must end with exit code 1 or 2 and one of these words."""
-        code, said = self._wait(self.start(command or self.command))
+    def refused(self, *words: str) -> None:
+        """Going on must end with exit code 1 or 2 and one of these words."""
+        code, said = self.wait(self.start(self.command))
         if code not in (1, 2) or not any(word in said for word in words):
             self.complain(f"expected a refusal with {words}, got exit code {code}: {said[-600:]}")
 
     def outcome(self) -> tuple[int, str]:
         """Go on with the search; its exit code and what it said."""
         self.process = self.start()
-        return self._wait(self.process)
+        return self.wait(self.process)
 
     def finish(self) -> None:
         """Resume until the search is finished."""
@@ -182,7 +182,8 @@ class Search:
                 return
         self.complain("it was not finished after three times `resume`")
 
-    def _wait(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+    def wait(self, process: subprocess.Popen[str]) -> tuple[int, str]:
+        """Exit code and output of a command that has been started."""
         try:
             said, _ = process.communicate(timeout=LONGEST)
         except subprocess.TimeoutExpired:
